@@ -26,7 +26,7 @@ from cocktail_cli.extensions.stages.compute import (
     cut_of,
     parameter_costs,
 )
-from cocktail_cli.extensions.stages.lines import Neighbour, RingLines
+from cocktail_cli.extensions.stages.lines import Neighbour, StageLink
 from cocktail_cli.extensions.stages.stage_ring import StageRing, load_replica
 from compress import Cocktail
 from recipes.config import recipe_from_json
@@ -75,7 +75,7 @@ def exercise(peer: Peer, parts: list[list[Sample]]) -> float:
     return found.mean
 
 
-def lines_of(asked: dict[str, Any]) -> RingLines:
+def lines_of(asked: dict[str, Any]) -> StageLink:
     """Open this machine's lines to its neighbours: `addresses` and `keys` (public, secret) are by stage."""
     addresses, number = asked["addresses"], asked["number"]
     keys = [CurveKeys(*pair) for pair in asked["keys"]]
@@ -83,8 +83,8 @@ def lines_of(asked: dict[str, Any]) -> RingLines:
     def neighbour(stage: int) -> Neighbour:
         return Neighbour(f"stage {stage % len(keys)}", keys[stage].public, addresses[stage])
 
-    lines = RingLines(keys[number], port=parse_address(addresses[number])[1])
-    lines.link.connect(neighbour(number - 1), neighbour((number + 1) % len(addresses)), addresses[number])
+    lines = StageLink.open(keys[number], port=parse_address(addresses[number])[1])
+    lines.connect(neighbour(number - 1), neighbour((number + 1) % len(addresses)), addresses[number])
     return lines
 
 

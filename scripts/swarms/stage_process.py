@@ -141,8 +141,8 @@ class Stage:
     def _receive(self, timeout: float) -> bool:
         """Take what the lines have; returns whether there was anything."""
         came = self.link.receive(timeout)
-        if came is not None and isinstance(came.what, StageMessage):
-            for answer in self.worker.receive(StageMessage(**vars(came.what))):
+        if isinstance(came, StageMessage):
+            for answer in self.worker.receive(StageMessage(**vars(came))):
                 self.link.send(StageMessage(**vars(answer)))
         return came is not None
 

@@ -48,9 +48,9 @@ from recipes.config import Model, Recipe
 from recipes.data import build_corpus
 from recipes.models import BUILTIN_MODELS, Base, load_model, load_tokenizer, load_trained, prepare_base
 from recipes.training import Event, Peer, StepDone, build_peer, finetune
-from transport import Ledger
-from transport.direct import PeerServer, link_to
-from transport.protocol import CurveKeys
+from transport import Ledger, PeerLink
+from transport.direct import PeerServer, ReachablePeer, link_to
+from transport.protocol import CurveKeys, LinkLost
 from transport.protocol import events as hub
 
 BUILTIN = "builtin:tiny-gpt-neox"
@@ -105,6 +105,11 @@ def rows(count: int) -> list[str]:
         f"The {animals[i % 4]} {verbs[i // 4 % 4]} the {animals[i // 16 % 4]} by the river, number {i}."
         for i in range(count)
     ]
+
+
+def nobody(peer: ReachablePeer) -> PeerLink:
+    """Dial a peer in memory, which none reaches but the hub."""
+    raise LinkLost(f"{peer.name} is reached by the hub alone")
 
 
 def recipe_of(model: Path, data: Path, **sections: dict[str, Any]) -> Recipe:
@@ -239,7 +244,7 @@ class Swarm:
             from cocktail_cli.extensions.aggregators.peer import ShardClients, ShardedPeer
 
             parts = PeerParts(self.recipe, link.url, "", pytest.fail, ["cpu"], link, server)
-            clients = ShardClients(partial(link_to, link, identity["keys"])) if "keys" in identity else None
+            clients = ShardClients(partial(link_to, link, identity["keys"]) if "keys" in identity else nobody)
             begin = partial(aggregators.aggregator_of, parts)
             extensions = [ShardedPeer(link, self.recipe.compression.shard_count, clients, begin)]
             link.listen({one.name: one.received for one in extensions})

@@ -53,7 +53,7 @@ class ShardServer:
     def __init__(self, server: PeerServer, on_part: Callable[[int, str, bytes], None]) -> None:
         self._server, self._on_part = server, on_part
         self._round = self._limit = 0  # parts of earlier rounds are refused, and parts of more bytes
-        self._served: dict[int, ObjectSource] = {}  # round -> the packet of the shards
+        self.served: dict[int, ObjectSource] = {}  # round -> the packet of the shards
         server.uploads = Uploads(self._refusal, self._took)
         server.serve(SHARD, self._read, MEMBERS)
 
@@ -64,8 +64,8 @@ class ShardServer:
 
     def serve(self, round: int, packet: bytes) -> None:
         """Serve the packet of this round."""
-        kept = {r: source for r, source in self._served.items() if round - KEPT < r < round}
-        self._served = kept | {round: memory_source(packet)}
+        kept = {r: source for r, source in self.served.items() if round - KEPT < r < round}
+        self.served = kept | {round: memory_source(packet)}
 
     def _refusal(self, member: str, name: str, size: int) -> str | None:
         round = round_of(PART, name)
@@ -81,7 +81,7 @@ class ShardServer:
 
     def _read(self, member: str, m: messages.Get) -> Fragment:
         round = round_of(SHARD, m.name)
-        if round is None or (source := self._served.get(round)) is None:
+        if round is None or (source := self.served.get(round)) is None:
             raise KeyError(f"{m.name} is not served here, or not any more")
         return Fragment(source.read(m.index, m.chunk), source.size, source.sha256)
 
@@ -146,7 +146,7 @@ class AggregatorThread:
 
     Args:
         largest: bytes of a handoff, at most.
-        server: where other members reach it; None: they go through the hub.
+        server: where other members reach it.
         notify: called with the reason why this peer can aggregate no shards any more.
     """
 
@@ -155,18 +155,16 @@ class AggregatorThread:
         link: PeerLink,
         backend: DurableShards,
         largest: int,
-        server: PeerServer | None = None,
+        server: PeerServer,
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.link, self.backend, self.server, self._notify = link, backend, server, notify
         self.orders, self._largest = Orders(link), largest
-        self._shards: ShardServer | None = None  # at that server
-        if server is not None:
-            self._shards, server.rate_limits = ShardServer(server, self._part_arrived), link.rate_limits
+        self._shards, server.rate_limits = ShardServer(server, self._part_arrived), link.rate_limits
+        if backend.pending is not None:
+            self._shards.serve(*backend.pending)
         # (round, peer), this peer too -> digest and part
         self._parts: dict[tuple[int, str], tuple[str, bytes]] = {}
-        # by round, of the newest ones aggregated
-        self._packets: dict[int, bytes] = dict([backend.pending]) if backend.pending is not None else {}
         self._unsent: list[bytes] = []  # error feedback for other aggregators that the hub has not taken yet
         self._round, self._aggregates = 0, False  # the newest round, and whether it has shards here
         self._lock = threading.Lock()
@@ -182,7 +180,8 @@ class AggregatorThread:
 
     def packet(self, round: int) -> bytes | None:
         """Return the packet of this peer's shards in that round, if it aggregated any."""
-        return self._packets.get(round)
+        source = self._shards.served.get(round)
+        return None if source is None else source.read(0, source.size)
 
     def _part_arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Take a part; called by the server's thread."""
@@ -218,8 +217,7 @@ class AggregatorThread:
     def _end(self, timeout: float) -> None:
         self.orders.stop()
         self._thread.join(timeout)
-        if self.server is not None:
-            self.server.close()
+        self.server.close()
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -254,8 +252,7 @@ class AggregatorThread:
         if order.fits:
             self.backend.fits(order.fits)
         given = self.backend.own(order.shards)
-        if self._shards is not None:
-            self._shards.opened(order.round, order.keys, self.backend.longest(order.round))
+        self._shards.opened(order.round, order.keys, self.backend.longest(order.round))
         self._report_parts(order.round)  # of a reopened round the hub does not know the parts reported before
         self._hand_over(given)
 
@@ -283,10 +280,7 @@ class AggregatorThread:
         except UpdateRejected as error:
             self.orders.say(Unusable(round, close.attempt, error.peer, error.reason))
             return
-        kept = {r: one for r, one in self._packets.items() if r > round - KEPT}
-        self._packets = kept | {round: packet}
-        if self._shards is not None:
-            self._shards.serve(round, packet)
+        self._shards.serve(round, packet)
         link.put(f"{SHARD}{round}/{close.attempt}", packet)
 
     def _part_of(self, peer: str, round: int, digest: str) -> bytes:

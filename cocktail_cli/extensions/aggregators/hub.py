@@ -27,26 +27,12 @@ from transport.protocol import (
     messages,
     read_msgpack,
 )
-from transport.scheduling import (
-    CommitSeconds,
-    Exchange,
-    HubExtension,
-    Lines,
-    Phase,
-    Sums,
-    UploadKind,
-)
+from transport.scheduling import CommitSeconds, Exchange, HubExtension, Lines, Phase, Sums, UploadKind
 from transport.transfer import ChunkBuffer, ObjectSource, ObjectStore, memory_source
 
 from . import bodies
 from .bodies import NAME, AggregatorInfo, Holds, Resigns, ShardPacket, Unusable
-from .residual_handoffs import (
-    HUB,
-    HandoffStore,
-    PendingHandoff,
-    after_deliveries,
-    merge_deliveries,
-)
+from .residual_handoffs import HUB, HandoffStore, PendingHandoff, after_deliveries, merge_deliveries
 from .shard_placement import Placement, assign
 from .shard_round import ShardBarrier, ShardRound
 

@@ -124,7 +124,7 @@ class ShardedPeer(PeerExtension):
 
     Args:
         shards: of the global model.
-        clients: connections to other aggregators; None: all parts go through the hub.
+        clients: connections to other aggregators.
         begin: makes this peer's own aggregator, for so many parameters; None: it has none.
     """
 
@@ -134,7 +134,7 @@ class ShardedPeer(PeerExtension):
         self,
         link: PeerLink,
         shards: int,
-        clients: ShardClients | None = None,
+        clients: ShardClients,
         begin: Callable[[int], AggregatorThread] | None = None,
     ) -> None:
         self._link, self._shards, self._clients, self._begin = link, shards, clients, begin
@@ -163,9 +163,10 @@ class ShardedPeer(PeerExtension):
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes up and down so far, beside those of the link to the hub."""
-        up, down = self._clients.traffic if self._clients is not None else (0, 0)
-        server = self.aggregator.server if self.aggregator is not None else None
-        return (up + server.bytes_up, down + server.bytes_down) if server is not None else (up, down)
+        up, down = self._clients.traffic
+        if self.aggregator is None:
+            return up, down
+        return up + self.aggregator.server.bytes_up, down + self.aggregator.server.bytes_down
 
     def took_round(self, round: messages.Round, asked: float, now: float) -> None:
         self._opened[round.round] = opened(round)
@@ -198,13 +199,11 @@ class ShardedPeer(PeerExtension):
         mine = parts.pop(link.name, None)
         if mine is not None and self.aggregator is not None:
             self.aggregator.part(round, mine)
-        joins = self._clients is not None and of.aggregators
-        link.prefetch_part(None if joins else lambda committed: None)
-        directly = 0.0
-        if parts and self._clients is not None:
-            started = time.monotonic()
+        link.prefetch_part(None if of.aggregators else lambda committed: None)
+        started = time.monotonic()
+        if parts:
             parts = self._clients.send(round, of.aggregators, parts, lambda: self._too_late(round))
-            directly = time.monotonic() - started
+        directly = time.monotonic() - started
         beside = {**beside, **{f"{PART}{round}/{name}": part for name, part in parts.items()}}
         committed = self._by.exchange(round, rest, report, beside)
         self.upload_s = directly + self._by.upload_s
@@ -229,14 +228,13 @@ class ShardedPeer(PeerExtension):
         """Fetch and join the packet of a round just committed; None if it must come whole from the hub."""
         from .durable_shards import merge_packets
 
-        committed, clients = self._committed.pop(round, None), self._clients
-        of = self._opened.get(round, Opened([]))
-        if committed is None or clients is None or NAME not in committed.extra or not of.aggregators:
+        committed, of = self._committed.pop(round, None), self._opened.get(round, Opened([]))
+        if committed is None or NAME not in committed.extra or not of.aggregators:
             return None
         unmoved = read_msgpack(committed.extra[NAME], Unmoved, "which shards have not moved").aggregators
         moved = [one for one in of.aggregators if one.name not in unmoved]
         direct = [one for one in moved if self._link.name not in (one.name, follower(of, one.name))]
-        found = clients.fetch(round, direct, committed.size)
+        found = self._clients.fetch(round, direct, committed.size)
         if self.aggregator is not None and (mine := self.aggregator.packet(round)) is not None:
             found[self._link.name] = mine
         try:
@@ -255,8 +253,7 @@ class ShardedPeer(PeerExtension):
             if self._link.over is None:
                 self.aggregator.leave(HAND_OVER_S)
             self.aggregator.close()
-        if self._clients is not None:
-            self._clients.close()
+        self._clients.close()
 
 
 def opened(round: messages.Round) -> Opened:

@@ -17,7 +17,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, paragraphs, readable
 from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
 
-from .run_history import Contribution, Presence, Round, RunHistory, flattened
+from .run_history import Contribution, Point, Presence, Round, RunHistory, flattened
 
 PEERS = 200  # peers in a table by name
 CROSSES = 200  # crosses for one peer: rounds without it
@@ -38,7 +38,6 @@ STATES = {
     "died": "has stopped: its hub is gone, and may be started again",
 }
 
-Point = tuple[float, float]
 Bar = dict[str, Any]
 Kind = Literal["p", "ending", "code", "figures", "table", "sample", "bars", "chart"]  # see DRAW of page.js
 Block = tuple[Kind, Any]  # "p" is a sentence with `code`
@@ -62,13 +61,15 @@ def page_of_one(c: RunHistory) -> Document:
 
     sections: dict[str, Sequence[Any]] = {
         "Summary": [*ending(c), ("figures", figures(c))],
-        "Loss": chart("Loss", {"training": c.losses, "held-out": evaluations(c)}, zero=False),
+        "Loss": chart("Loss", {"training": c.losses, "held-out": c.evaluations}, zero=False),
         "Speed": chart("Tokens a second", {"trained tokens a second": c.speeds}),
         "Learning rate": over("step", "Learning rate", {"learning rate": lambda r: r.lr}),
         "Gradient norm": over("step", "Gradient norm", {"before clipping": lambda r: r.grad_norm}),
         "Bytes": over("round", "Bytes of a peer", up_down),
         "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": lambda r: r.ratio}),
-        "Waiting": over("round", "Share of a step spent waiting", {"share of a step": lambda r: r.idle}),
+        "Waiting": over(
+            "round", "Share of a step spent waiting", {"share of a step": lambda r: idle_of([r])}
+        ),
         **{
             title: [made for kind, given in blocks for made in drawn(kind, given)]
             for part in c.of_extensions
@@ -110,10 +111,8 @@ def words(c: RunHistory) -> Iterator[str]:
     rounds = counted(c.rounds[-1].round + 1 if c.rounds else 0, "round")
     yield f"{headline(c)}: {rounds}{took}{ended}."
     if losses:
-        held = f"; on held-out data {trend(evaluations(c), '.4f')}" if c.evaluations else ""
-        best = (
-            f", best {c.best.loss:.4f} at step {c.best.step:,}" if c.best and len(c.evaluations) > 1 else ""
-        )
+        held = f"; on held-out data {trend(c.evaluations, '.4f')}" if c.evaluations else ""
+        best = f", best {best_of(c, 'step ')}" if len(c.evaluations) > 1 else ""
         yield f"The loss in training {trend(losses, '.4f')}{held}{best} (nats a {about.term})."
     if up := sum(r.up for r in c.rounds):
         down, times = sum(r.down for r in c.rounds), ratio_of(c)
@@ -182,7 +181,7 @@ def utc(seconds: float) -> str:
 FIGURES: dict[str, tuple[str, Callable[[float], str], Callable[[RunHistory], float | None]]] = {
     "left": ("left_seconds", time_left_text, lambda c: time_left(c) if c.state == "running" else None),
     "loss": ("loss", "{:.4f}".format, lambda c: last(loss for _, loss in c.losses)),
-    "held-out": ("held_out_loss", "{:.4f}".format, lambda c: last(one.loss for one in c.evaluations)),
+    "held-out": ("held_out_loss", "{:.4f}".format, lambda c: last(loss for _, loss in c.evaluations)),
     "tokens/s": ("tokens_per_second", short, lambda c: c.recent_speed if c.speeds else None),
     "tokens": ("tokens_total", short, lambda c: sum(r.tokens for r in c.rounds) or None),
     "learning rate": ("learning_rate", "{:.2g}".format, lambda c: last(r.lr for r in c.rounds)),
@@ -202,10 +201,15 @@ def figures(c: RunHistory) -> dict[str, str]:
         "state": "no answer" if c.state == "unreachable" else c.state,
         "step": f"{c.step:,} / {c.steps:,}",
         **{label: UNSET if value is None else text(value) for label, (text, value) in known.items()},
-        "best": f"{c.best.loss:.4f} at {c.best.step:,}" if c.best else UNSET,
+        "best": best_of(c),
         **{name: figure for part in c.of_extensions for name, figure in part.figures.items()},
         "took": duration_text(duration(c)),
     }
+
+
+def best_of(c: RunHistory, unit: str = "") -> str:
+    """Format the lowest held-out loss, with its step."""
+    return f"{c.best[1]:.4f} at {unit}{c.best[0]:,}" if c.best else UNSET
 
 
 def metrics_of(runs: Sequence[RunHistory]) -> str:
@@ -293,10 +297,6 @@ def downsample(points: Sequence[Point], most: int = MOST) -> list[Point]:
     many, last = len(points) - 1, most - 1
     groups = [points[many * i // last : many * (i + 1) // last] for i in range(last)]
     return [(group[-1][0], float(f"{fmean(y for _, y in group):.6g}")) for group in groups] + [points[-1]]
-
-
-def evaluations(c: RunHistory) -> list[Point]:
-    return [(e.step, e.loss) for e in c.evaluations]
 
 
 # ---- peers, recipe -----------------------------------------------------------------------------------------
@@ -395,14 +395,14 @@ def page_of(runs: Sequence[RunHistory]) -> Document:
     names, different = [c.about.run for c in runs], differing_keys(runs)
     labels = labels_of(names, different)
 
-    def curves(of: Callable[[RunHistory], list[Point]]) -> dict[str, list[Point]]:
+    def curves(of: Callable[[RunHistory], Sequence[Point]]) -> dict[str, Sequence[Point]]:
         return dict(zip(labels, map(of, runs), strict=True))
 
     columns = [figures(c) for c in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     sections = {
         "Loss": chart("Loss", curves(lambda c: c.losses), zero=False),
-        "Held-out loss": chart("Held-out loss", curves(evaluations), zero=False),
+        "Held-out loss": chart("Held-out loss", curves(lambda c: c.evaluations), zero=False),
         "Loss by bytes": chart("Loss", curves(losses_by_bytes), "bytes of all peers", zero=False),
         "Tokens a second": chart("Tokens a second", curves(lambda c: c.speeds)),
         "Figures": table("How they ended, or are now", ["", *labels], rows),
@@ -427,15 +427,9 @@ def differing_keys(runs: Sequence[RunHistory]) -> list[list[str]]:
     """List the recipe keys that differ, each with its values; base and data by their hashes."""
     if not all(c.about.recipe_text for c in runs):
         return []
-    of_runs = [keys_of(c) for c in runs]
+    of_runs = [{**keys_of(c), **c.about.keys} for c in runs]
     names = dict.fromkeys(name for keys in of_runs for name in keys)
-    rows = [
-        [
-            name,
-            *(keys.get(name) or c.about.keys.get(name, UNSET) for keys, c in zip(of_runs, runs, strict=True)),
-        ]
-        for name in names
-    ]
+    rows = [[name, *(keys.get(name, UNSET) for keys in of_runs)] for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 

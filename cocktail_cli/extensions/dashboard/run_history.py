@@ -30,6 +30,8 @@ EVERY = 2.0  # seconds between two questions to it
 ROUNDS = 20_000  # rounds kept of a run elsewhere
 NOTE = "Of what was before this page was opened the hub tells the loss, and the sums of those who are there."
 
+Point = tuple[float, float]  # of a curve: step, value
+
 
 @dataclass(frozen=True)
 class Round:
@@ -52,22 +54,10 @@ class Round:
     grad_norm: float | None = None  # before clipping, median over the peers
 
     @property
-    def idle(self) -> float | None:
-        """Share of a step that devices spent waiting for the exchange."""
-        whole = self.compute_s + self.wait_s
-        return self.wait_s / whole if whole > 0 else None
-
-    @property
     def ratio(self) -> float | None:
         """Compression ratio: bytes in FP16 over bytes exchanged."""
         moved = self.up + self.down
         return self.fp16 / moved if moved and self.fp16 else None
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    step: int
-    loss: float  # of the global model, on held-out data
 
 
 @dataclass(frozen=True)
@@ -134,8 +124,8 @@ class RunHistory:
     started: float | None = None  # seconds since 1970
     seen: float | None = None  # time of the newest entry
     rounds: tuple[Round, ...] = ()
-    before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
-    evaluations: tuple[Evaluation, ...] = ()
+    before: tuple[Point, ...] = ()  # losses of rounds before the first answer
+    evaluations: tuple[Point, ...] = ()  # losses of the global model on held-out data
     parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their parts
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first
@@ -148,25 +138,24 @@ class RunHistory:
         return [part.show(self.parts.get(name)) for name, part in page_parts().items()]
 
     @property
-    def losses(self) -> list[tuple[float, float]]:
-        """(step, loss) of all rounds that trained."""
-        trained = ((r.step, r.loss) for r in self.rounds if r.loss is not None)
-        return [(float(step), loss) for step, loss in (*self.before, *trained)]
+    def losses(self) -> list[Point]:
+        """The losses of all rounds that trained."""
+        return [*self.before, *((r.step, r.loss) for r in self.rounds if r.loss is not None)]
 
     @property
-    def best(self) -> Evaluation | None:
+    def best(self) -> Point | None:
         """The evaluation of the lowest loss; the first of several."""
-        return min(self.evaluations, key=lambda one: (one.loss, one.step), default=None)
+        return min(self.evaluations, key=lambda one: one[::-1], default=None)
 
     @property
-    def speeds(self) -> list[tuple[float, float]]:
-        """(step, trained tokens a second) of the rounds that trained, each with the WINDOW - 1 before it.
+    def speeds(self) -> list[Point]:
+        """Trained tokens a second of the rounds that trained, each with the WINDOW - 1 before it.
 
         A single round can be over at once: peers may have computed before it opened.
         """
         trained = [r for r in self.rounds if r.tokens and r.seconds > 0]
         ends = range(1, len(trained) + 1)
-        return [(float(trained[i - 1].step), speed_of(trained[max(0, i - WINDOW) : i])) for i in ends]
+        return [(trained[i - 1].step, speed_of(trained[max(0, i - WINDOW) : i])) for i in ends]
 
     @property
     def recent_speed(self) -> float:
@@ -264,13 +253,13 @@ class RunFolderReader:
             rows = ledger.rounds(start)
             counted = ledger.counted(start, start + len(rows))  # excludes rounds committed since
             found = ledger.evaluations()
-        self.know(evaluations=tuple(Evaluation(e.step, e.loss) for e in found))
+        self.know(evaluations=tuple((e.step, e.loss) for e in found))
         for row in rows:
             left_out = tuple(sorted(set(row.members) - set(row.accepted)))
             gap = row.opened - self.rounds[-1].at if self.rounds else 0.0  # below 0: they overlap
             seconds = max(0.0, row.committed - row.opened + (gap if gap < QUIET else 0.0))
-            told = Round(row.round, row.step, row.committed, seconds, row.loss, row.members, left_out)
-            self.rounds.append(replace(told, tokens=row.tokens))
+            fixed = row.round, row.step, row.committed, seconds, row.loss, row.members, left_out
+            self.rounds.append(Round(*fixed, tokens=row.tokens))
             self.saw(row.committed, since=row.opened)
             for peer in row.members:
                 self.add(peer, rounds=peer not in left_out, left_out=peer in left_out)
@@ -299,8 +288,11 @@ class RunFolderReader:
         self.saw(at, since=at if kind == "run_started" else None)
         parts = {name: one.heard(self.known.parts.get(name), event) for name, one in self.parts.items()}
         self.know(parts=parts)
-        if kind == "run_started":
-            self.begin(event, at)
+        if kind == "run_started":  # peers of an earlier hub that was killed are gone
+            news = {"parameters": event["parameters"], "versions": event.get("versions", {})}
+            self.know(steps=event["steps"], about=replace(self.known.about, **news))
+            for peer in self.known.present:
+                self.change(peer, left=at, reason="the hub was started again")
         elif kind == "peer_joined":
             peer = event["peer"]
             had = self.by_peer.get(peer, Contribution(peer))
@@ -319,13 +311,6 @@ class RunFolderReader:
         elif kind == "run_finished":
             self.know(reason=event["reason"])
 
-    def begin(self, event: Mapping[str, Any], at: float) -> None:
-        """Apply a launch: peers of an earlier hub that was killed are gone."""
-        news = {"parameters": event["parameters"], "versions": event.get("versions", {})}
-        self.know(steps=event["steps"], about=replace(self.known.about, **news))
-        for peer in self.known.present:
-            self.change(peer, left=at, reason="the hub was started again")
-
     def change(self, peer: str, **news: Any) -> None:
         """Update a peer's newest presence."""
         stays = [*self.known.stays]
@@ -339,11 +324,10 @@ class RunFolderReader:
         had = self.rounds[event["round"]]
         if had.loss is None:  # it repeats the times of the step before
             event = {**event, "compute_s": {}, "wait_s": {}}
-        sums = {name: event.get(name, {}) for name in MEASURED}
-        for name, by_peer in sums.items():
+        up, down, fetched, compute, wait = sums = [event.get(name, {}) for name in MEASURED]
+        for name, by_peer in zip(MEASURED, sums, strict=True):
             for peer, value in by_peer.items():
                 self.add(peer, **{name: value})
-        up, down, fetched, compute, wait = sums.values()
         sent = sum(up.get(peer, 0) for peer in had.members)
         received = sum(down.get(peer, 0) - fetched.get(peer, 0) for peer in had.members)
         self.rounds[had.round] = replace(
@@ -413,7 +397,8 @@ class RemoteReader:
         if not before:
             about = replace(known.about, recipe_hash=answer["recipe_hash"], parameters=answer["parameters"])
             about = with_recipe(about, answer["recipe"]) if "recipe" in answer else about
-            known = replace(known, about=about, seen=now, before=tuple(answer["losses"]))
+            losses = tuple((step, loss) for step, loss in answer["losses"])
+            known = replace(known, about=about, seen=now, before=losses)
         peers = {peer["name"]: peer for peer in answer["peers"]}
         sums = ("tokens", "rounds", "left_out", *MEASURED)
         self.peers = had | {
@@ -432,7 +417,7 @@ class RemoteReader:
             step=answer["step"],
             steps=answer["max_steps"],
             started=min([known.started or now, *(one.joined for one in new)]),
-            evaluations=tuple(Evaluation(step, loss) for step, loss in answer["eval_losses"]),
+            evaluations=tuple((step, loss) for step, loss in answer["eval_losses"]),
             parts={name: one.answered(known.parts.get(name), answer) for name, one in self.parts.items()},
             stays=(*stays, *new),
             contributions=ranked(self.peers),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -57,11 +56,11 @@ class Culprit(events.OfExtension):
     cause: str
     evidence: str  # what was measured
     remedy: str
-    lengthened: float  # what share longer the round was
-    round: int
+    lengthened: messages.Finite  # what share longer the round was; 0: no longer (a clock that was set)
+    round: messages.Count
 
     def sentence(self) -> str:
-        return accusation(asdict(self))
+        return accusation(vars(self))
 
 
 def accusation(told: Mapping[str, Any]) -> str:
@@ -78,15 +77,10 @@ class SlowestLine(msgspec.Struct, frozen=True):
     bytes_per_s: messages.Finite  # that the line carries for one peer; 0: of the compute
 
 
-class NamedCulprit(msgspec.Struct, frozen=True):
-    """A peer, or "the hub", that lengthens rounds."""
+@events.event
+class NamedCulprit(Culprit):
+    """A culprit in the status. `round` is the newest that shows it."""
 
-    peer: str
-    cause: str
-    evidence: str  # what was measured
-    remedy: str
-    lengthened: messages.Finite  # what share longer the round was; 0: no longer (a clock that was set)
-    round: messages.Count  # the newest that shows it
     since: messages.Count  # the first
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import structs, to_builtins
+from msgspec import to_builtins
 
 from transport.actions import CommitDone
 from transport.hub import HubParts
@@ -21,11 +21,11 @@ from transport.membership import Session, State
 from transport.protocol import Event, SampleRanges, count_samples, events, messages
 from transport.scheduling import CommitSeconds, Exchange, HubExtension, Lines
 
-from .bodies import NAME, Culprit, NamedCulprit, SlowestLine, spent_of
+from .bodies import NAME, Culprit, SlowestLine, spent_of
 from .slow_rounds import Moving, PeerSample, RoundSample, Sight, SlowRounds
 from .slowest_line import LineWatch
 
-NOTHING = CommitSeconds(0.0, 0.0)
+UNTIMED, UNREPORTED = CommitSeconds(0.0, 0.0), messages.Report(0, 0, [])
 
 
 class Diagnostician(HubExtension):
@@ -99,22 +99,22 @@ class Diagnostician(HubExtension):
         before = self._rounds.history.commits.get(ex.round - 1)
         peers = {}
         for session, name in ex.members.items():
-            report, at = ex.reports.get(session), ex.arrived.get(session, ex.closed)
+            report, at = ex.reports.get(session, UNREPORTED), ex.arrived.get(session, ex.closed)
             samples, cost = self._delivered.get(session, (0, 0.0))
             peers[session] = PeerSample(
                 name,
                 ex.opened + at,
-                compute_s=report.compute_s if report is not None else 0.0,
-                wait_s=report.wait_s if report is not None else 0.0,
+                compute_s=report.compute_s,
+                wait_s=report.wait_s,
                 samples=samples,
                 cost=cost,
                 upload_s=at - self._reported.get(session, at),
                 up=done.packets.get(name, 0),
                 down=before.message.size if before is not None else 0,
-                spent=spent_of(report) if report is not None else None,
+                spent=spent_of(report),
                 whole=session in ex.arrived,
             )
-        took = self._took.pop(ex.round, NOTHING)
+        took = self._took.pop(ex.round, UNTIMED)
         return RoundSample(
             ex.round,
             ex.opened,
@@ -134,6 +134,6 @@ class Diagnostician(HubExtension):
         return Sight.of(self._lines.crossed(session.id), session.seen, update, now)
 
 
-def told(found: Iterable[NamedCulprit]) -> list[Event]:
+def told(found: Iterable[Culprit]) -> list[Event]:
     """Return the events that name culprits."""
-    return [events.OfExtension(0.0, Culprit(*structs.astuple(one)[:-1])) for one in found]
+    return [events.OfExtension(0.0, one) for one in found]

@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+
+from .bodies import Spent
 
 TICK_S = 0.25  # of the thread that notices when this process does not run
 STOOD_S = 1.0  # a tick that comes so late may mean that it did not
@@ -30,22 +32,6 @@ class GpuLoad:
 
 
 @dataclass(frozen=True)
-class MachineLoad:
-    """Seconds within a period, but for `resent` and `faults`."""
-
-    cpu_wait: float = 0.0  # the busiest thread of this process was ready to run, and other work had the cores
-    gpu_wait: float = 0.0  # other programs used the GPU
-    memory: float = 0.0  # some task stood still for lack of memory, and this process had page faults
-    io: float = 0.0  # some task stood still for the disk
-    throttled: float = 0.0  # GPU or processor were slowed down
-    stopped: float = 0.0  # this process did not run, and not for lack of memory
-    slept: float = 0.0  # the machine was suspended
-    clock: float = 0.0  # the wall clock was set, forward if positive
-    resent: float = 0.0  # share of this machine's TCP segments that were sent again
-    faults: int = 0  # major page faults of this process: pages that had to be read from disk
-
-
-@dataclass(frozen=True)
 class Counters:
     """Sums since some start."""
 
@@ -58,30 +44,42 @@ class Counters:
     segments: float = 0.0
     resent: float = 0.0
     faults: int = 0
+    # noticed by a meter
+    stopped: float = 0.0  # this process did not run
+    gpu_wait: float = 0.0
+    gpu_hot: float = 0.0
 
 
-def load_between(before: Counters, now: Counters, noticed: MachineLoad) -> MachineLoad:
-    """Return the load between two readings; `noticed`: what no counter tells of it."""
+def load_between(before: Counters, now: Counters) -> Spent:
+    """Return the load between two readings."""
+
+    def took(name: str) -> float:
+        return max(0.0, getattr(now, name) - getattr(before, name))
+
     waits = [seconds - before.waits.get(thread, 0.0) for thread, seconds in now.waits.items()]
     segments, faults = now.segments - before.segments, now.faults - before.faults
     # Without faults others stood still: a process that lacks memory loses pages and reads them again.
-    memory = max(0.0, now.memory - before.memory) if faults else 0.0
-    return MachineLoad(
-        cpu_wait=max(waits, default=0.0),
-        gpu_wait=noticed.gpu_wait,
-        memory=memory,
-        io=max(0.0, now.io - before.io),
-        throttled=max(noticed.throttled, now.hot - before.hot),
-        stopped=max(0.0, noticed.stopped - memory),
-        slept=max(0.0, now.slept - before.slept),
-        clock=now.ahead - before.ahead,
-        resent=min(1.0, (now.resent - before.resent) / segments) if segments > 0 else 0.0,
+    memory = took("memory") if faults else 0.0
+    return Spent(
+        cpu_wait=millis(max(waits, default=0.0)),
+        gpu_wait=millis(took("gpu_wait")),
+        memory=millis(memory),
+        io=millis(took("io")),
+        throttled=millis(max(took("gpu_hot"), took("hot"))),
+        stopped=millis(took("stopped") - memory),
+        slept=millis(took("slept")),
+        clock=round(1000 * (now.ahead - before.ahead)),
+        resent=min(1000, round(1000 * took("resent") / segments)) if segments > 0 else 0,
         faults=faults,
     )
 
 
+def millis(seconds: float) -> int:
+    return max(0, round(1000 * seconds))
+
+
 class LoadMeter:
-    """Measures this process and machine, in a thread, from `start` to `close`.
+    """Measures this process and machine, in a thread, until `close`.
 
     Args:
         read_gpus: reads the GPUs that train here; None: there are none that can be asked.
@@ -90,28 +88,23 @@ class LoadMeter:
     def __init__(self, read_gpus: Callable[[], GpuLoad] | None = None) -> None:
         self._read_gpus = read_gpus
         self._lock, self._over = threading.Lock(), threading.Event()
-        self._noticed = MachineLoad()  # by the thread, since the last `since`
+        self._stopped = self._gpu_wait = self._gpu_hot = 0.0  # noticed by the thread
         self._before = counters()
         self._looked, self._used, self._asked = time.monotonic(), time.process_time(), 0.0
         # Threads that look here -> seconds they had no core. One that waits for a core right now does not
         # count that yet; the one that looks does not wait.
         self._waited: dict[int, float] = {}
-        self._thread = threading.Thread(target=self._watch, name="load", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        threading.Thread(target=self._watch, name="load", daemon=True).start()
 
     def close(self) -> None:
         self._over.set()
 
-    def since(self) -> MachineLoad:
+    def since(self) -> Spent:
         """Return the load since the last call, and begin anew."""
         self._notice()
-        now = counters()
-        load = load_between(self._before, now, self._noticed)
-        with self._lock:
-            self._noticed, self._before = MachineLoad(), now
-        return load
+        noticed = {"stopped": self._stopped, "gpu_wait": self._gpu_wait, "gpu_hot": self._gpu_hot}
+        before, self._before = self._before, replace(counters(), **noticed)
+        return load_between(before, self._before)
 
     def _watch(self) -> None:
         while not self._over.wait(TICK_S):
@@ -120,23 +113,20 @@ class LoadMeter:
     def _notice(self) -> None:
         """Notice that nobody has looked for long though this process had no work; read the GPUs."""
         with self._lock:
-            now, used, had = time.monotonic(), time.process_time(), self._noticed
+            now, used = time.monotonic(), time.process_time()
             late = now - self._looked - TICK_S
             looked = {*self._waited, threading.get_native_id()}
             waited = {thread: core_wait(thread) for thread in looked}
             # less the time in which one of them could have run
             idle = late - max(new - self._waited.get(thread, new) for thread, new in waited.items())
-            stopped = idle if idle >= STOOD_S and used - self._used < BUSY * late else 0.0
+            if idle >= STOOD_S and used - self._used < BUSY * late:
+                self._stopped += idle
             self._looked, self._used = now, used
             self._waited = {thread: new for thread, new in waited.items() if new}  # 0: it has ended
-            reading, passed = GpuLoad(), 0.0
             if self._read_gpus is not None and now - self._asked >= GPU_S:
                 reading, passed, self._asked = self._read_gpus(), min(now - self._asked, 2 * GPU_S), now
-            self._noticed = MachineLoad(
-                stopped=had.stopped + stopped,
-                gpu_wait=had.gpu_wait + passed * (reading.others or 0.0),
-                throttled=had.throttled + passed * reading.throttled,
-            )
+                self._gpu_wait += passed * (reading.others or 0.0)
+                self._gpu_hot += passed * reading.throttled
 
 
 if sys.platform == "linux":
@@ -160,11 +150,9 @@ if sys.platform == "linux":
 
     def core_waits() -> dict[int, float]:
         """Return by thread the seconds it was ready to run and had no core (schedstat)."""
-        found = {}
         with suppress(OSError):
-            for thread in map(int, os.listdir("/proc/self/task")):
-                found[thread] = core_wait(thread)
-        return found
+            return {thread: core_wait(thread) for thread in map(int, os.listdir("/proc/self/task"))}
+        return {}
 
     def core_wait(thread: int) -> float:
         """Return the seconds for which a thread was ready to run and had no core; 0: it has ended."""
@@ -206,22 +194,17 @@ if sys.platform == "linux":
 
     def processor_slowed() -> float:
         """Return the seconds for which the hottest core was slowed down (Intel's counters)."""
-        most = 0
+        cores = Path("/sys/devices/system/cpu")
         with suppress(OSError, ValueError):
-            for core in Path("/sys/devices/system/cpu").glob(
-                "cpu[0-9]*/thermal_throttle/core_throttle_total_time_ms"
-            ):
-                most = max(most, int(core.read_text()))
-        return most / 1000
+            found = cores.glob("cpu[0-9]*/thermal_throttle/core_throttle_total_time_ms")
+            return max((int(core.read_text()) for core in found), default=0) / 1000
+        return 0.0
 
     def tcp_segments() -> tuple[float, float]:
         """Return the TCP segments that this machine has sent, and those of them sent again."""
         with suppress(OSError, ValueError, KeyError):
-            names, values = (
-                line.split()
-                for line in Path("/proc/net/snmp").read_text().splitlines()
-                if line.startswith("Tcp:")
-            )
+            lines = Path("/proc/net/snmp").read_text().splitlines()
+            names, values = (line.split() for line in lines if line.startswith("Tcp:"))
             told = dict(zip(names[1:], values[1:], strict=True))
             return float(told["OutSegs"]), float(told["RetransSegs"])
         return 0.0, 0.0

@@ -15,17 +15,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec import msgpack, structs
 
 from cocktail_cli.assembly import PeerExtension
 from cocktail_cli.machine import NvidiaGpus, nvidia_gpus
 
 from .bodies import NAME, Spent
-from .machine_load import GpuLoad, LoadMeter, MachineLoad
+from .machine_load import GpuLoad, LoadMeter, millis
 
 if TYPE_CHECKING:
     from recipes.training import Delivery
@@ -72,7 +72,6 @@ class TimeKeeper(PeerExtension):
         gpus = nvidia_gpus(self.devices, lambda why: None) if self.devices != ["cpu"] else None
         with closing(LoadMeter(None if gpus is None else partial(load_of, gpus, processes))) as meter:
             self.meter = meter
-            meter.start()
             yield
 
     def took_round(self, round: messages.Round, asked: float, now: float) -> None:
@@ -91,13 +90,14 @@ class TimeKeeper(PeerExtension):
         with self._lock:
             before, new = self._before, self._now
             new.reported = now
-        load = millis_of(self.meter.since()) if self.meter is not None else {}
+        load = self.meter.since() if self.meter is not None else Spent()
         computed = (before if self.staleness else new).leased + delivery.compute_s
         began_to_encode = new.taken if self.staleness else max(new.taken, computed)
         busy_until = max(before.uploaded, computed if self.staleness else 0.0)
         idle = max(0.0, before.committed - max(busy_until, before.reported)) if before.committed else 0.0
         ready = max(before.received, computed if self.staleness else 0.0)
-        spent = Spent(
+        spent = structs.replace(
+            load,
             cycle=millis(now - before.reported) if before.reported else 0,
             idle=millis(idle + new.taken - new.asked),
             lease=millis((before if self.staleness else new).lease_s),
@@ -106,9 +106,8 @@ class TimeKeeper(PeerExtension):
             apply=millis(new.asked - ready) if before.received else 0,
             disk=millis(before.disk_s),
             upload=millis(before.uploaded - before.reported) if before.uploaded else 0,
-            **load,
         )
-        return msgspec.msgpack.encode(spent)
+        return msgpack.encode(spent)
 
     def exchanged(self, uploaded: float, now: float) -> None:
         with self._lock:
@@ -124,14 +123,3 @@ def load_of(gpus: NvidiaGpus, ours: set[int]) -> GpuLoad:
     """Read the load of the GPUs that train here. `ours`: process ids of this peer."""
     slowed = gpus.of_each(gpus.nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     return GpuLoad(gpus.read(ours).others, any((why or 0) & HOT for why in slowed))
-
-
-def millis_of(load: MachineLoad) -> dict[str, int]:
-    """Convert a load to fields of `Spent`, counts as they are; a clock may have been set back."""
-    return {
-        name: value if isinstance(value, int) else round(1000 * value) for name, value in asdict(load).items()
-    }
-
-
-def millis(seconds: float) -> int:
-    return max(0, round(1000 * seconds))

@@ -39,11 +39,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from msgspec import structs
-
-from .bodies import NamedCulprit, Spent
+from .bodies import Culprit, NamedCulprit, Spent
 
 if TYPE_CHECKING:
     from transport.wire import Crossed
@@ -194,12 +192,7 @@ def usual(phase: str, of: PeerSample, before: Iterable[PeerSample]) -> Usual | N
     return max(found, key=lambda one: one.seconds, default=None)
 
 
-Cause = Literal[
-    "asleep", "stopped", "silent", "memory", "thermal", "disk", "other load", "gpu load", "compute",
-    "upload", "download", "clock", "aggregation",
-]  # fmt: skip
-
-REMEDIES: dict[Cause, str] = {
+REMEDIES = {  # by cause
     "asleep": "keep that machine from sleeping: power settings, or the mains for a laptop",
     "stopped": "let its process run: SIGSTOP or a paused container freezes it, others may starve it",
     "silent": "see whether that machine is on, its process not stopped, and its line up",
@@ -216,11 +209,7 @@ REMEDIES: dict[Cause, str] = {
 }
 
 
-def culprit(peer: str, cause: Cause, evidence: str, lengthened: float, round_: int) -> NamedCulprit:
-    return NamedCulprit(peer, cause, evidence, REMEDIES[cause], round(lengthened, 3), round_, round_)
-
-
-def evidence_of(cause: Cause, sample: PeerSample, usual: Usual | None) -> str:
+def evidence_of(cause: str, sample: PeerSample, usual: Usual | None) -> str:
     """Describe what was measured, beside what is usual there."""
     seen = sample.sight if cause in SEEN else None
     said = SEEN[cause](seen) if seen is not None and seen.seconds(cause) else MEASURED[cause](sample)
@@ -232,7 +221,7 @@ def evidence_of(cause: Cause, sample: PeerSample, usual: Usual | None) -> str:
 LOSSY = 0.02  # share of TCP segments sent again from which a line is said to lose some
 
 
-def resent_by(cause: Cause, sample: PeerSample) -> float:
+def resent_by(cause: str, sample: PeerSample) -> float:
     """Return the share of TCP segments that were sent again, where the cause is the line; else 0."""
     if cause not in ("upload", "download") or sample.spent is None:
         return 0.0
@@ -271,7 +260,7 @@ def _pages(sample: PeerSample) -> str:
     return f", and {faults:,} of its pages were read from disk" if faults else ""
 
 
-MEASURED: dict[Cause, Callable[[PeerSample], str]] = {
+MEASURED: dict[str, Callable[[PeerSample], str]] = {
     "asleep": _stood("slept", "that machine was suspended"),
     "stopped": _stood("stopped", "its process did not run"),
     "memory": lambda s: f"{_stood('memory', 'its tasks stood still for lack of memory')(s)}{_pages(s)}",
@@ -301,7 +290,7 @@ def _slowly(what: str, moving: Moving | None) -> str:
     return f"{part} of {what} in {seconds(moving.seconds)}{rate(moving.came, moving.seconds)}"
 
 
-SEEN: dict[Cause, Callable[[Sight], str]] = {
+SEEN: dict[str, Callable[[Sight], str]] = {
     "silent": _silent,
     "stopped": lambda s: (
         f"its machine acknowledges what it is sent, its process has said nothing for {seconds(s.silent)}"
@@ -312,6 +301,7 @@ SEEN: dict[Cause, Callable[[Sight], str]] = {
 
 
 HUB = "the hub"
+HUB_WORK = {"disk": "a round became durable", "aggregation": "its updates were summed up"}
 EFFECT = 0.2  # of the round without that peer
 LEAST_S = 0.15  # seconds; less is a matter of this computer's scheduler
 HISTORY, KNOWN = 48, 8  # rounds remembered of a peer, and needed before it is compared with itself
@@ -326,7 +316,7 @@ LOST = 0.1  # share of TCP segments sent again, likewise
 AGAIN = 10  # rounds without it, after which it is told again
 
 # Counters of the machine, the most certain ones first, and what share of the difference each has to explain.
-COUNTERS: tuple[tuple[str, Cause, float], ...] = (
+COUNTERS: tuple[tuple[str, str, float], ...] = (
     ("slept", "asleep", 0.4),
     ("stopped", "stopped", 0.4),
     ("memory", "memory", 0.25),
@@ -335,7 +325,7 @@ COUNTERS: tuple[tuple[str, Cause, float], ...] = (
     ("gpu_wait", "gpu load", 0.4),
     ("cpu_wait", "other load", 0.4),
 )
-PHASES: tuple[tuple[str, Cause], ...] = (
+PHASES: tuple[tuple[str, str], ...] = (
     ("compute", "compute"),
     ("encode", "compute"),
     ("apply", "compute"),
@@ -344,9 +334,9 @@ PHASES: tuple[tuple[str, Cause], ...] = (
     ("lease", "download"),
     ("disk", "disk"),
 )
-SYMPTOMS: tuple[Cause, ...] = ("silent", "compute", "upload", "download")
-SILENT_CAUSES: tuple[Cause, ...] = ("stopped", "silent")
-CERTAIN: tuple[Cause, ...] = ("asleep", "stopped", "silent", "clock")
+SYMPTOMS: tuple[str, ...] = ("silent", "compute", "upload", "download")
+SILENT_CAUSES: tuple[str, ...] = ("stopped", "silent")
+CERTAIN: tuple[str, ...] = ("asleep", "stopped", "silent", "clock")
 
 
 @dataclass(frozen=True)
@@ -369,7 +359,7 @@ class History:
     arrived: float = 0.0
     usual: deque[PeerSample] = field(default_factory=lambda: deque(maxlen=HISTORY))
     own: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    votes: deque[Cause | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    votes: deque[str | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
     slow: deque[bool] = field(default_factory=lambda: deque(maxlen=LATELY))
     left_out: LeftOut | None = None  # the newest, until a report since explains it
     mute: bool = False  # since it was left out, it was named from outside for saying nothing
@@ -379,7 +369,6 @@ class History:
 class Suspect:
     """A member that was slow in a round."""
 
-    session: str
     sample: PeerSample
     own: float
     without: float
@@ -397,7 +386,7 @@ class Suspect:
 class Verdict:
     """Why a suspect was slow."""
 
-    cause: Cause
+    cause: str
     evidence: str
     certain: bool  # one round suffices
     grown: float  # seconds above the usual ones
@@ -409,7 +398,7 @@ class SlowRounds:
     def __init__(self) -> None:
         self._known: dict[str, History] = {}  # by session
         self._hub = History(HUB)
-        self._hub_times: deque[tuple[float, float]] = deque(maxlen=HISTORY)  # aggregation, disk
+        self._hub_times: deque[Mapping[str, float]] = deque(maxlen=HISTORY)  # by its work
         self._named: dict[tuple[str, str], NamedCulprit] = {}
         self.round = -1
 
@@ -422,7 +411,7 @@ class SlowRounds:
     def forget(self, session: str) -> None:
         self._known.pop(session, None)
 
-    def add(self, sample: RoundSample) -> list[NamedCulprit]:
+    def add(self, sample: RoundSample) -> list[Culprit]:
         """Add a committed round. Returns those that are news."""
         self.round = sample.round
         owns = {
@@ -430,7 +419,7 @@ class SlowRounds:
         }
         found = self._of_clocks(sample)
         if not sample.uneven:
-            suspects = {one.session: one for one in self._suspects(sample, owns)}
+            suspects = self._suspects(sample, owns)
             for session in sample.peers:
                 found += self._judge(sample, session, suspects.get(session))
             found += self._of_hub(sample, max(owns.values(), default=0.0))
@@ -441,21 +430,21 @@ class SlowRounds:
             known.at, known.arrived = sample.round, peer.arrived
         return self._tell(found)
 
-    def late(self, session: str, peer: PeerSample) -> list[NamedCulprit]:
+    def late(self, session: str, peer: PeerSample) -> list[Culprit]:
         """Add the report of a peer that a round has closed without: it says what has kept it."""
         known = self._known.get(session)
         if known is None or known.left_out is None or peer.spent is None:
             return []
-        return self._tell(self._back(known, session, peer))
+        return self._tell(self._back(known, peer))
 
-    def _amid(self, session: str, sight: Sight) -> list[NamedCulprit]:
+    def _amid(self, session: str, sight: Sight) -> list[Culprit]:
         """Name a peer that was left out by what the hub sees, where that is beyond doubt."""
         known = self._known.get(session)
         if known is None or known.left_out is None:
             return []
         if sight.silent < MUTE * (sight.silent + sight.heard - known.left_out.opened):
             sight = replace(sight, stopped=False)
-        suspect = left_out(known, session, PeerSample(known.name, 0.0, spent=Spent(), sight=sight))
+        suspect = left_out(known, PeerSample(known.name, 0.0, spent=Spent(), sight=sight))
         verdict = explained(suspect, known.usual)
         if verdict is None or not verdict.certain:
             if sight.silent < SILENT_S:
@@ -464,17 +453,17 @@ class SlowRounds:
             verdict = Verdict("silent", said, True, sight.silent)
         known.mute = known.mute or verdict.cause in SILENT_CAUSES
         lengthened = max(EFFECT, suspect.lengthened)
-        return [culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round)]
+        return [self._culprit(known.name, verdict.cause, verdict.evidence, lengthened)]
 
-    def _back(self, known: History, session: str, peer: PeerSample) -> list[NamedCulprit]:
+    def _back(self, known: History, peer: PeerSample) -> list[Culprit]:
         """Vote on a peer that was left out, by the first report since: it says how long its update took."""
         missed = known.left_out
         assert missed is not None
-        suspect = left_out(known, session, peer)
+        suspect = left_out(known, peer)
         verdict = explained(suspect, known.usual)
         again = verdict is None and not missed.asked  # it may have been stopped just after it had written
         known.left_out = replace(missed, asked=True) if again else None
-        found = self._voted(known, suspect, verdict, self.round) if verdict else []
+        found = self._voted(known, verdict, suspect.lengthened) if verdict else []
         if known.mute and found:  # from outside it looked silent, and says itself what kept it
             for cause in SILENT_CAUSES:
                 if cause != found[0].cause:
@@ -494,9 +483,10 @@ class SlowRounds:
         idle = max(0.0, peer.seconds("idle") - peer.seconds("stopped") - peer.seconds("slept"))
         return max(peer.arrived - known.arrived - idle, peer.arrived - max(sample.opened, known.arrived))
 
-    def _suspects(self, sample: RoundSample, owns: Mapping[str, float]) -> Iterable[Suspect]:
+    def _suspects(self, sample: RoundSample, owns: Mapping[str, float]) -> dict[str, Suspect]:
+        """Find the members, by session, for which the others had to wait."""
         if not owns:
-            return
+            return {}
         if len(owns) == 1:
             (session, own), *_ = owns.items()
             before = self._known[session].own
@@ -507,84 +497,74 @@ class SlowRounds:
             typical = ordered[(len(ordered) - 2) // 2]  # the lower median of all but a slow one
             slow = {s for s, own in owns.items() if own > (1 + EFFECT) * typical}
             without = max((own for s, own in owns.items() if s not in slow), default=ordered[0])
-        for session in slow:
-            suspect = Suspect(session, sample.peers[session], owns[session], without)
-            if suspect.excess >= LEAST_S and suspect.lengthened >= EFFECT:
-                yield suspect
+        found = {session: Suspect(sample.peers[session], owns[session], without) for session in slow}
+        return {s: one for s, one in found.items() if one.excess >= LEAST_S and one.lengthened >= EFFECT}
 
-    def _judge(self, sample: RoundSample, session: str, suspect: Suspect | None) -> list[NamedCulprit]:
+    def _judge(self, sample: RoundSample, session: str, suspect: Suspect | None) -> list[Culprit]:
         """Vote on one member, and remember its round."""
         peer = sample.peers[session]
         known = self._known.setdefault(session, History(peer.name))
         known.slow.append(suspect is not None and suspect.lengthened >= CHRONIC)
-        verdict: Verdict | None = None
         if not peer.whole:
             if suspect is not None:
                 known.left_out = LeftOut(sample.round, sample.opened, suspect.own, suspect.without)
             return []
         if known.left_out is not None and peer.spent is not None:
-            return self._back(known, session, peer)
+            return self._back(known, peer)
         if suspect is not None:
             verdict = explained(suspect, known.usual)
             if verdict is None and sum(known.slow) >= OFTEN:
                 others = [one for other, one in sample.peers.items() if other != session]
                 verdict = largest_phase(suspect, others, certain=True)
             if verdict is not None:
-                return self._voted(known, suspect, verdict, sample.round)
+                return self._voted(known, verdict, suspect.lengthened)
         known.votes.append(None)
         known.usual.append(peer)
         if known.at == sample.round - 1:
             known.own.append(peer.arrived - known.arrived - peer.seconds("idle"))
         return []
 
-    def _voted(self, known: History, suspect: Suspect, verdict: Verdict, round: int) -> list[NamedCulprit]:
+    def _voted(self, known: History, verdict: Verdict, lengthened: float) -> list[Culprit]:
         known.votes.append(verdict.cause)
         if not verdict.certain and known.votes.count(verdict.cause) < VOTES:
             return []
-        return [culprit(known.name, verdict.cause, verdict.evidence, suspect.lengthened, round)]
+        return [self._culprit(known.name, verdict.cause, verdict.evidence, lengthened)]
+
+    def _culprit(self, peer: str, cause: str, evidence: str, lengthened: float) -> Culprit:
+        return Culprit(peer, cause, evidence, REMEDIES[cause], round(lengthened, 3), self.round)
 
     # ---- without a vote ------------------------------------------------------------------------------------
 
-    def _of_clocks(self, sample: RoundSample) -> list[NamedCulprit]:
+    def _of_clocks(self, sample: RoundSample) -> list[Culprit]:
         return [
-            culprit(peer.name, "clock", evidence_of("clock", peer, None), 0.0, sample.round)
+            self._culprit(peer.name, "clock", evidence_of("clock", peer, None), 0.0)
             for peer in sample.peers.values()
             if abs(peer.seconds("clock")) >= CLOCK_S and not peer.seconds("slept")
         ]
 
-    def _of_hub(self, sample: RoundSample, rest: float) -> list[NamedCulprit]:
+    def _of_hub(self, sample: RoundSample, rest: float) -> list[Culprit]:
         """Vote on the hub: its disk and its sums lengthen the round of everybody."""
-        times, self_known = list(self._hub_times), self._hub
-        found: list[NamedCulprit] = []
-        vote: Cause | None = None
-        for number, cause in enumerate(("disk", "aggregation")):
-            took = (sample.disk_s, sample.aggregate_s)[number]
-            before = [time[number] for time in times]
-            if len(before) < KNOWN or vote is not None:
-                continue
-            normal = Usual.of(before)
-            above = normal.excess(took)
-            if above >= max(LEAST_S, EFFECT * max(rest - above, LEAST_S)):
-                vote = "disk" if cause == "disk" else "aggregation"
-                what = "a round became durable" if vote == "disk" else "its updates were summed up"
-                said = f"{what} in {seconds(took)}, usually {seconds(normal.seconds)}"
-                self_known.votes.append(vote)
-                if self_known.votes.count(vote) >= VOTES:
-                    longer = above / max(rest - above, LEAST_S)
-                    found.append(culprit(HUB, vote, said, longer, sample.round))
-        if vote is None:
-            self_known.votes.append(None)
-            self._hub_times.append((sample.disk_s, sample.aggregate_s))
-        return found
+        took = {"disk": sample.disk_s, "aggregation": sample.aggregate_s}
+        if len(self._hub_times) >= KNOWN:
+            for cause, what in HUB_WORK.items():
+                normal = Usual.of([times[cause] for times in self._hub_times])
+                above = normal.excess(took[cause])
+                without = max(rest - above, LEAST_S)
+                if above >= max(LEAST_S, EFFECT * without):
+                    said = f"{what} in {seconds(took[cause])}, usually {seconds(normal.seconds)}"
+                    return self._voted(self._hub, Verdict(cause, said, False, above), above / without)
+        self._hub.votes.append(None)
+        self._hub_times.append(took)
+        return []
 
     # ---- telling -------------------------------------------------------------------------------------------
 
-    def _has_reason(self, one: NamedCulprit) -> bool:
+    def _has_reason(self, one: Culprit) -> bool:
         """Tell whether this peer has been named for a counter of its machine in the last rounds."""
         named = [self._named.get((one.peer, cause)) for _, cause, _ in COUNTERS]
         return any(reason is not None and one.round - reason.round <= FRESH for reason in named)
 
-    def _tell(self, found: Iterable[NamedCulprit]) -> list[NamedCulprit]:
+    def _tell(self, found: Iterable[Culprit]) -> list[Culprit]:
         """Remember culprits; return those that are news. A phase, or silence, is none of a peer whose machine
         has just told the reason: it follows from that."""
         news = []
@@ -593,24 +573,22 @@ class SlowRounds:
             if one.cause in SYMPTOMS and self._has_reason(one):
                 continue
             before = self._named.get(key)
-            if before is not None and one.round - before.round <= FRESH:
-                one = structs.replace(one, since=before.since)
             if before is None:
                 news.append(one)
-            self._named[key] = one
-        stale = [key for key, one in self._named.items() if one.round <= self.round - AGAIN]
-        for key in stale:
-            del self._named[key]
+            since = before.since if before is not None and one.round - before.round <= FRESH else one.round
+            self._named[key] = NamedCulprit(**vars(one), since=since)
+        fresh = {key: one for key, one in self._named.items() if one.round > self.round - AGAIN}
+        self._named = fresh
         return news
 
 
-def left_out(known: History, session: str, peer: PeerSample) -> Suspect:
+def left_out(known: History, peer: PeerSample) -> Suspect:
     """Describe a peer that was left out by what it says: of its update and aggregates, as large as usual."""
     missed, last = known.left_out, known.usual[-1] if known.usual else peer
     assert missed is not None
     assert peer.spent is not None
     told = replace(peer, upload_s=peer.spent.upload / 1000, up=last.up, down=last.down)
-    return Suspect(session, told, missed.own, max(missed.without, LEAST_S))
+    return Suspect(told, missed.own, max(missed.without, LEAST_S))
 
 
 def explained(suspect: Suspect, before: Sequence[PeerSample]) -> Verdict | None:
@@ -635,7 +613,7 @@ def explained(suspect: Suspect, before: Sequence[PeerSample]) -> Verdict | None:
 
 def largest_phase(suspect: Suspect, before: Iterable[PeerSample], certain: bool = False) -> Verdict | None:
     """Find the phases of one cause that have grown by at least half of the difference."""
-    samples, grown, normal = list(before), dict[Cause, float](), dict[Cause, float]()
+    samples, grown, normal = list(before), dict[str, float](), dict[str, float]()
     for phase, cause in PHASES:
         if (one := usual(phase, suspect.sample, samples)) is not None:
             grown[cause] = grown.get(cause, 0.0) + one.excess(suspect.sample.seconds(phase))

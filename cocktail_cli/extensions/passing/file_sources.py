@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from transport.direct import DirectLinks, ReachablePeer, StallDetector
+from transport.direct import DirectLinks, ReachablePeer
 from transport.peer import PeerLink
 from transport.protocol import ProtocolError, TransportError
 from transport.transfer import CHUNK, HASH_BLOCK, ChunkFile, Download
@@ -67,7 +67,7 @@ class FileSources:
 
     def _share(self, source: Source, download: Download, chunks: range) -> None:
         """Fetch some chunks. Raises ProtocolError: they are not those of the file."""
-        link, file, began, stall = self._links.to(source), download.sink, time.monotonic(), StallDetector()
+        link, file, began = self._links.to(source), download.sink, time.monotonic()
         assert isinstance(file, ChunkFile)
         blocks: dict[int, dict[int, bytes]] = {}
 
@@ -81,19 +81,12 @@ class FileSources:
             for i in sorted(block):
                 self._link.supply(download, i, block[i])
 
-        sink = ForwardedChunks(file.map, chunks, take)
-        part = link.begin_chunks(download.name, sink, chunks)
-
         def look() -> None:
             last = self._link.nothing_to_request(download) and time.monotonic() - began > LAST_S
             if self._over or last:
                 raise LastChunks
-            stall.download(part)
 
-        try:
-            link.complete(part, look)
-        finally:
-            link.forget(part)
+        ForwardedChunks(file.map, chunks, take).receive(link, download.name, look)
 
     def _fail(self, source: Source, error: Exception) -> None:
         """Ask this source no more; tell the hub where it has sent wrong bytes."""

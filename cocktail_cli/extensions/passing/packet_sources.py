@@ -80,9 +80,11 @@ class PacketSources:
         if found is None:
             return None
         packet, named = found
-        others = [stripe(source, packet) for source in named.sources if source.name != self._link.name]
-        passed = {index for chunks in others for index in chunks}
+        passed = {index for source in self._others(named) for index in stripe(source, packet)}
         return HubPart(packet, [index for index in packet.map.missing if index not in passed])
+
+    def _others(self, named: Sources) -> list[PacketSource]:
+        return [source for source in named.sources if source.name != self._link.name]
 
     def fetch(self, round: int) -> bytes | None:
         """Fetch the packet of a round; None if the hub has named no sources. Raises as PeerLink.fetch."""
@@ -94,7 +96,7 @@ class PacketSources:
         fetch = PacketFetch(self._link, download, packet)
         usual = packet.map.size / median(self._rates) if self._rates else FIRST_S
         late_at = began + max(2 * STALL_S, LATE * usual)
-        others = [source for source in sources.sources if source.name != self._link.name]
+        others = self._others(sources)
         if self._link.newest_round >= round + PASSED:
             others = []  # they do not serve it any more
             self._link.request(download, packet.map.missing)
@@ -111,21 +113,12 @@ class PacketSources:
 
     def _receive(self, fetch: PacketFetch, source: PacketSource, still_s: float) -> None:
         """Receive a stripe; in a thread of its own."""
-        chunks = stripe(source, fetch.packet)
         try:
             link = self._links.to(source)
-            sink = ForwardedChunks(fetch.packet.map, chunks, partial(fetch.supply, source.name))
-            download = link.begin_chunks(fetch.download.name, sink, chunks)
-            try:
-                stall = StallDetector(still_s)
-
-                def look() -> None:
-                    fetch.look(source.name, link)
-                    stall.download(download)
-
-                link.complete(download, look)
-            finally:
-                link.forget(download)
+            sink = ForwardedChunks(
+                fetch.packet.map, stripe(source, fetch.packet), partial(fetch.supply, source.name)
+            )
+            sink.receive(link, fetch.download.name, partial(fetch.look, source.name, link), still_s)
         except (TransportError, KeyError, ProtocolError) as error:
             log.debug("from %s", source.name, exc_info=error)
             if not fetch.over:
@@ -196,11 +189,30 @@ class ForwardedChunks:
     def __init__(self, whole: ChunkMap, chunks: range, take: Callable[[int, bytes], None]) -> None:
         others = ((1 << whole.count) - 1) ^ (((1 << len(chunks)) - 1) << chunks.start)
         self.map, self._take = ChunkMap(whole.size, whole.chunk, others), take
+        self._chunks = chunks
 
     def add(self, index: int, payload: bytes) -> tuple[int, ...]:
         if self.map.add(index, payload):
             self._take(index, payload)
         return ()
+
+    def receive(
+        self, link: PeerLink, name: str, look: Callable[[], None], still_s: float | None = None
+    ) -> None:
+        """Fetch the stripe from the peer at `link`, whose wait `look` may end by what it raises.
+
+        Raises TransportError, KeyError, and what `take` and `look` raise.
+        """
+        download, stall = link.begin_chunks(name, self, self._chunks), StallDetector(still_s)
+
+        def both() -> None:
+            look()
+            stall.download(download)
+
+        try:
+            link.complete(download, both)
+        finally:
+            link.forget(download)
 
 
 def report_failed(link: PeerLink, source: str, reason: str, *, wrong: bool = False) -> None:

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cocktail_cli.assembly import PeerExtension
+from cocktail_cli.machine import own_keys
 from transport import PeerLink
+from transport.direct import PeerServer, ReachablePeer, link_to
 from transport.protocol import ProtocolError, read_msgpack
 
 from .bodies import NAME, FileHelpers, Newcomer, Sources
+from .file_sources import FileSources
+from .packet_sources import PacketSources
+from .passed_packets import NEWCOMERS, serve_files
 
 if TYPE_CHECKING:
     from recipes.training import Peer
-    from transport.direct import PeerServer, ReachablePeer
     from transport.transfer import Download
-
-    from .file_sources import FileSources
-    from .packet_sources import PacketSources
 
 KEPT_NEWCOMERS = 64
 FINISH_S = 3.0  # for others to fetch from a peer that leaves
@@ -27,14 +28,11 @@ FINISH_S = 3.0  # for others to fetch from a peer that leaves
 
 def dial(link: PeerLink, peer: ReachablePeer) -> PeerLink:
     """Make a link to a peer, not connected yet."""
-    from cocktail_cli.machine import own_keys
-    from transport.direct import link_to
-
     return link_to(link, own_keys(), peer)
 
 
 class PassingPeer(PeerExtension):
-    """Loads what it needs once the hub has named a source, or others can reach this peer.
+    """Fetches from sources that the hub names, and serves where others can reach this peer.
 
     Args:
         dial: makes an unconnected link to a source.
@@ -46,9 +44,8 @@ class PassingPeer(PeerExtension):
     def __init__(
         self, link: PeerLink, dial: Callable[[ReachablePeer], PeerLink], server: PeerServer | None
     ) -> None:
-        self._link, self._dial, self._server = link, dial, server
-        self._files: FileSources | None = None
-        self._packets: PacketSources | None = None
+        self._link, self._server = link, server
+        self._files, self._packets = FileSources(link, dial), PacketSources(link, dial, server)
         self._newcomers: dict[str, str] = {}  # name -> key, the newest last
 
     @contextmanager
@@ -62,10 +59,6 @@ class PassingPeer(PeerExtension):
         """Fetch shares of files from the peers that the hub has named to this newcomer."""
         if not (body := self._link.welcome.extra.get(NAME)):
             return
-        if self._files is None:
-            from .file_sources import FileSources
-
-            self._files = FileSources(self._link, self._dial)
         try:
             helpers = read_msgpack(body, FileHelpers, "who passes files on").helpers
         except ProtocolError:
@@ -74,26 +67,18 @@ class PassingPeer(PeerExtension):
 
     def built(self, files: Mapping[str, Path], peer: Peer) -> None:
         """Take no more files from others; serve these, if this peer can be reached."""
-        if self._files is not None:
-            self._files.close()
+        self._files.close()
         if self._server is not None:
-            from .passed_packets import serve_files
-
             self._server.rate_limits = self._link.rate_limits
             serve_files(self._server, files, lambda: self._link.uploads_now)
 
     def received(self, body: bytes) -> None:
-        said = read_msgpack(
-            body, cast("type[Sources | Newcomer]", Sources | Newcomer), "what the hub says of passing"
-        )
+        kind = cast("type[Sources | Newcomer]", Sources | Newcomer)
+        said = read_msgpack(body, kind, "what the hub says of passing")
         if isinstance(said, Newcomer):
             self._admit(said)
-            return
-        if self._packets is None:
-            from .packet_sources import PacketSources
-
-            self._packets = PacketSources(self._link, self._dial, self._server)
-        self._packets.named(said)
+        else:
+            self._packets.named(said)
 
     def _admit(self, newcomer: Newcomer) -> None:
         """Let a newcomer fetch files; the oldest of too many has to fetch them elsewhere."""
@@ -102,31 +87,23 @@ class PassingPeer(PeerExtension):
         while len(self._newcomers) > KEPT_NEWCOMERS:
             self._newcomers.pop(next(iter(self._newcomers)))
         if self._server is not None:
-            from .passed_packets import NEWCOMERS
-
             self._server.admit(NEWCOMERS, self._newcomers)
 
     def fetch(self, round: int) -> bytes | None:
-        return None if self._packets is None else self._packets.fetch(round)
+        return self._packets.fetch(round)
 
     @property
     def traffic(self) -> tuple[int, int]:
-        up = down = 0
-        if self._server is not None:
-            up, down = self._server.bytes_up, self._server.bytes_down
-        for links in (self._files, self._packets):
-            if links is not None:
-                up, down = up + links.traffic[0], down + links.traffic[1]
+        served = (0, 0) if self._server is None else (self._server.bytes_up, self._server.bytes_down)
+        up, down = map(sum, zip(served, self._files.traffic, self._packets.traffic, strict=True))
         return up, down
 
     def leave(self) -> None:
         """Let the others have what this peer passes on, and hang up."""
-        packets, server = self._packets, self._server
-        if server is not None:
-            server.finish(FINISH_S, lambda: packets is not None and packets.passed and packets.passed.lacking)
+        if (passed := self._packets.passed) is not None:
+            passed.server.finish(FINISH_S, lambda: passed.lacking)
         self._close()
 
     def _close(self) -> None:
-        for links in (self._files, self._packets):
-            if links is not None:
-                links.close()
+        self._files.close()
+        self._packets.close()

@@ -17,14 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cocktail_cli.assembly import (
-    Server,
-    TakingPart,
-    leads,
-    line_extensions,
-    machine_routes,
-    recipe_type,
-)
+from cocktail_cli.assembly import Server, TakingPart, leads, line_extensions, machine_routes, recipe_type
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
 from cocktail_cli.machine import RUNTIME, local_host, memory_of, own_keys, parse_listen, registered_as
@@ -58,7 +51,7 @@ from .bodies import NAME, Lends, OtherMachine, Placed, Probed, packed
 from .compute import CONFIG, StageFailed, StageMachine, StageServer
 from .events import layers_text
 from .hub import UNDIVIDED
-from .lines import ANYWHERE, Neighbour, RingLines
+from .lines import ANYWHERE, Neighbour, StageLink
 from .stage_ring import PATIENCE, RingDissolved, StageRing
 
 LOOK_S = 0.1  # between two looks at what has changed
@@ -86,12 +79,12 @@ class LentMachine:
         self.keys = own_keys()
         self.address = ""
         if limits.listen is None:
-            self.lines = RingLines(self.keys, ANYWHERE, 0, self.url.key)
+            self.lines = StageLink.open(self.keys, hub=self.url.key)
         else:
             place = parse_listen(limits.listen, limits.advertise)
-            self.lines = RingLines(self.keys, place.bind, place.port, self.url.key)
-            self.address = place.dialled(self.lines.link.port)
-        self.lines.link.routes_to = machine_routes
+            self.lines = StageLink.open(self.keys, place.bind, place.port, self.url.key)
+            self.address = place.dialled(self.lines.port)
+        self.lines.routes_to = machine_routes
         self.lines.lost = lambda why: self.show(Warning(why))
         self.lines.refused = lambda neighbour: self._refuse(neighbour.address)
         self.place = self._newest = Placed("", 0, [])  # that is followed, and that has come
@@ -99,7 +92,7 @@ class LentMachine:
         self._refused = set[str]()  # addresses of machines that send what no stage would send
         self._to_measure: queue.SimpleQueue[list[str]] = queue.SimpleQueue()  # addresses
         self._to_rate: queue.SimpleQueue[list[OtherMachine]] = queue.SimpleQueue()
-        self.lines.link.dialled = lambda neighbour, why: self._to_measure.put([neighbour.address])
+        self.lines.dialled = lambda neighbour, why: self._to_measure.put([neighbour.address])
         self.leave_reason = ""
         self.ended: TransportError | None = None  # what has ended its session
         self.base: Path | None = None  # folder of the base model, once it was fetched
@@ -129,7 +122,7 @@ class LentMachine:
             bandwidth = LinkLimits(bandwidth=Bandwidth(limits.max_up, limits.max_down))
             link = PeerLink(self.url, identity, bandwidth, notify=lambda what: self.show(Warning(what)))
             stack.enter_context(closing(link))
-            self.lines.link.rate_limits = link.rate_limits
+            self.lines.rate_limits = link.rate_limits
 
             def leave(why: str) -> None:
                 self.leave_reason = why
@@ -161,7 +154,7 @@ class LentMachine:
     def _claim(self, stack: ExitStack) -> None:
         """Let neighbours reach this machine at the first place of the run URL that leads here in time. The
         key is one of its own: this machine may lend itself more than once."""
-        place, port = ", ".join(self.url.places), self.lines.link.port
+        place, port = ", ".join(self.url.places), self.lines.port
         if place:
             self.show(Progressed(f"asking {place} to lead neighbours here"))
 
@@ -226,7 +219,7 @@ class LentMachine:
             asked, place = place.probe, self._newest
             self._moved(place)
             if place.probe != asked:
-                self.lines.link.admit(one.key for one in place.probe if not one.address)
+                self.lines.admit(one.key for one in place.probe if not one.address)
                 self._to_measure.put([one.address for one in place.probe if one.address])
                 self._to_rate.put(place.probe)
 
@@ -264,7 +257,7 @@ class LentMachine:
                     continue
                 measured.add(other)
                 try:
-                    rates = self.lines.link.measure(other.key, other.address)
+                    rates = self.lines.measure(other.key, other.address)
                 except UrlError:
                     continue  # it is told as not reached
                 if rates is not None:
@@ -305,7 +298,7 @@ class LentMachine:
 
             before, after = neighbour(-1), neighbour(1)
             if before.key and after.key:
-                self.lines.link.connect(before, after, place.machines[place.number].address)
+                self.lines.connect(before, after, place.machines[place.number].address)
 
     def _take_places(self, link: PeerLink) -> int:
         """Do what each place asks for, one after the other; return the exit status."""

@@ -28,7 +28,7 @@ from .compute import (
     mend,
     open_weights,
 )
-from .lines import RingLines
+from .lines import StageLink
 
 PATIENCE = 600.0  # seconds for the other machines to be there
 AGAIN_S = 0.05  # between two tries
@@ -48,7 +48,7 @@ class StageRing(Joining):
 
     keeps = False
 
-    def __init__(self, lines: RingLines, device: str, layers: tuple[range, ...]) -> None:
+    def __init__(self, lines: StageLink, device: str, layers: tuple[range, ...]) -> None:
         self.lines = lines
         self.head = RingHead(StageMachine(0, device), lines, layers)
         self.show: Callable[[Any], None] = lambda event: None
@@ -71,7 +71,7 @@ class StageRing(Joining):
         self.check_ring()
 
     def builder(self, link: PeerLink, leave: Callable[[str], None], vram_limit: int | None) -> RingBuilder:
-        self.lines.link.rate_limits = link.rate_limits
+        self.lines.rate_limits = link.rate_limits
         return RingBuilder(self, link)
 
     def peer(

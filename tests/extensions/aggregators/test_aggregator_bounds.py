@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from lying_hub import LyingHub
+from memory_sockets import MemoryHubWire
 from test_size_bounds import PACKET, hub, lied_to  # noqa: F401
 
 from cocktail_cli.extensions.aggregators.aggregator_thread import AggregatorThread
@@ -21,6 +22,7 @@ from cocktail_cli.extensions.aggregators.bodies import (
 )
 from cocktail_cli.extensions.aggregators.peer import BOUNDS, ShardedPeer
 from transport import PeerLink
+from transport.direct import PeerServer
 from transport.protocol import messages
 
 
@@ -50,7 +52,8 @@ def shard(link: PeerLink, folder: Path) -> None:
 
 def aggregator(link: PeerLink) -> AggregatorThread:
     link.bounds_of_extensions |= BOUNDS
-    return AggregatorThread(link, Backend(), PACKET)  # type: ignore[arg-type]
+    server = PeerServer(MemoryHubWire(), link.url.run)
+    return AggregatorThread(link, Backend(), PACKET, server)  # type: ignore[arg-type]
 
 
 def handoff(link: PeerLink, _: Path) -> None:

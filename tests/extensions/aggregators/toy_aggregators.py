@@ -197,6 +197,9 @@ class AggregatingPeer(ToyPeer):
         if self.owning is None:
             self.link.bounds_of_extensions |= BOUNDS
             self.link.void_if(lambda old, new: aggregators_of(old) != aggregators_of(new))
+            if self.door is None:  # nobody knows of it
+                self.door = PeerServer(MemoryHubWire(), self.link.url.run)
+                self.door.start()
             self.owning = AggregatorThread(self.link, self.half, 1 << 20, self.door, self.told.append)
             self.link.listen({NAME: self.owning.orders.receive})
             self.owning.start()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from cocktail_cli.extensions.dashboard.report_page import page_of
+from cocktail_cli.extensions.dashboard.report_page import idle_of, page_of
 from cocktail_cli.extensions.dashboard.run_history import RemoteReader
 from recipes.config import load_recipe
 from transport import RunKeys
@@ -71,7 +71,7 @@ def test_rounds_between_two_answers_have_their_bytes(remote: RemoteReader) -> No
 
     assert (one.round, one.step, one.loss, one.members) == (5, 6, 3.5, ("ann", "bob"))
     assert (one.up, one.down, one.seconds) == (3000, 6000, 5.0)  # two rounds: half of it each
-    assert one.idle == pytest.approx(0.25)
+    assert idle_of([one]) == pytest.approx(0.25)
     assert one.ratio == pytest.approx(8_000_000 / 9000)
 
 
@@ -127,7 +127,7 @@ def test_the_loss_is_known_from_the_start(remote: RemoteReader) -> None:
 
     told = remote.known
     assert told.losses == [(1, 4.75), (2, 4.5), (3, 4.25)]
-    assert [(one.step, one.loss) for one in told.evaluations] == [(0, 6.0)]
+    assert told.evaluations == ((0, 6.0),)
 
 
 @pytest.mark.parametrize(("last", "said"), [("running", "unreachable"), ("finished", "finished")])

@@ -29,7 +29,6 @@ from cocktail_cli.extensions.dashboard.report_page import (
 )
 from cocktail_cli.extensions.dashboard.run_history import (
     About,
-    Evaluation,
     Presence,
     Round,
     RunHistory,
@@ -47,7 +46,7 @@ def history(
 ) -> RunHistory:
     about = About(name, recipe="smoke", recipe_text=recipe, base_sha256="ba5e" * 16)
     rounds = tuple(Round(n, n + 1, 10.0 * n, 10.0, loss - n / 10, ("ann",), tokens=100) for n in range(5))
-    return RunHistory(about, "finished", 5, 9, 0.0, 50.0, rounds, evaluations=(Evaluation(5, loss),))
+    return RunHistory(about, "finished", 5, 9, 0.0, 50.0, rounds, evaluations=((5, loss),))
 
 
 def blocks(page: Document, title: str) -> list[Any]:

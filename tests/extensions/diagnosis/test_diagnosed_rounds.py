@@ -15,7 +15,6 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from cocktail_cli.extensions.diagnosis.bodies import NAME, Culprit, Spent
 from cocktail_cli.extensions.diagnosis.hub import Diagnostician
-from cocktail_cli.extensions.diagnosis.slow_rounds import NamedCulprit as Named
 from cocktail_cli.extensions.diagnosis.slow_rounds import RoundSample, SlowRounds
 from transport.protocol import RoundCommitted, events, messages
 from transport.scheduling import UnderWay
@@ -50,7 +49,7 @@ class Recorder(SlowRounds):
         super().__init__()
         self.samples: list[RoundSample] = []
 
-    def add(self, sample: RoundSample) -> list[Named]:
+    def add(self, sample: RoundSample) -> list[Culprit]:
         self.samples.append(sample)
         return super().add(sample)
 

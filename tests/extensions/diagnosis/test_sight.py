@@ -8,8 +8,8 @@ import pytest
 from simulated_rounds import SimulatedRounds
 from test_slow_rounds import SWARM, WELL
 
-from cocktail_cli.extensions.diagnosis.bodies import Spent
-from cocktail_cli.extensions.diagnosis.slow_rounds import Moving, NamedCulprit, PeerSample, Sight, SlowRounds
+from cocktail_cli.extensions.diagnosis.bodies import Culprit, Spent
+from cocktail_cli.extensions.diagnosis.slow_rounds import Moving, PeerSample, Sight, SlowRounds
 from transport.wire import Crossed
 
 NOW = 100.0
@@ -115,12 +115,12 @@ def test_a_process_that_says_itself_that_it_was_stopped_is_named_once() -> None:
     assert [one.cause for one in slow.culprits] == ["stopped"]
 
 
-def seen(sight: Sight) -> list[NamedCulprit]:
+def seen(sight: Sight) -> list[Culprit]:
     """Return whom a hub names with the first round that goes on without p2."""
     return left_out(sight)[2]
 
 
-def left_out(sight: Sight) -> tuple[SlowRounds, float, list[NamedCulprit]]:
+def left_out(sight: Sight) -> tuple[SlowRounds, float, list[Culprit]]:
     """Have a round go on without p2, which is heard so long after its opening; return when that was, and the
     news."""
     sim, slow = SimulatedRounds(SWARM, noise=0.1), SlowRounds()

@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 from simulated_rounds import Machine, SimulatedRounds
 
-from cocktail_cli.extensions.diagnosis.bodies import Spent
-from cocktail_cli.extensions.diagnosis.slow_rounds import HUB, NamedCulprit, PeerSample, Sight, SlowRounds
+from cocktail_cli.extensions.diagnosis.bodies import Culprit, Spent
+from cocktail_cli.extensions.diagnosis.slow_rounds import HUB, PeerSample, Sight, SlowRounds
 
 SWARM = {f"p{i}": Machine(sample=0.25 * (1 + 0.3 * i)) for i in range(4)}
 MINE = SWARM["p2"]
@@ -30,7 +30,7 @@ FAULTS: Mapping[str, Machine] = {
 }
 
 
-def named(sim: SimulatedRounds, rounds: int, since: int = 0) -> list[NamedCulprit]:
+def named(sim: SimulatedRounds, rounds: int, since: int = 0) -> list[Culprit]:
     """Culprits told in these rounds; none before `since`."""
     slow = SlowRounds()
     quiet = [one for _ in range(since) for one in slow.add(sim.round())]
@@ -198,7 +198,7 @@ def test_one_slow_round_on_a_line_that_loses_many_packets_suffices() -> None:
         )
         for _ in range(WELL):
             slow.add(sim.round())
-        told = list[NamedCulprit]()
+        told = list[Culprit]()
         for number in range(1, 4):
             sample = sim.round()
             peer = sample.peers["p2"]

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from hostile_words import HOSTILE as WORDS
 from hostile_words import safe, texts_in
-from test_foreign_json import HOSTILE
 
 from cocktail_cli.assembly import with_figures
 from cocktail_cli.extensions.stages import extension
 from cocktail_cli.extensions.stages.bodies import Lends, Placed, Probed
-from cocktail_cli.extensions.stages.compute.ring_request import HEAD, request_of
+from cocktail_cli.extensions.stages.compute.ring_request import request_of
+from cocktail_cli.extensions.stages.compute.stage_worker import activations_of
 from cocktail_cli.extensions.stages.events import Stages
 from cocktail_cli.extensions.stages.lines import StageMessage, line_probe, stage_line
 from compress import PacketError
@@ -31,17 +31,13 @@ PACKED = {
 RINGS = [[{"name": WORDS, "layers": [0, 2]}, {"name": None, "layers": [2, 4]}]]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_json_is_no_request_of_a_head(name: str) -> None:
-    text = HOSTILE[name]
-    with pytest.raises(PacketError):
-        request_of(StageMessage(0, "request", 0, HEAD.pack(len(text)) + text))
-
-
 @pytest.mark.parametrize("name", PACKED)
 def test_hostile_msgpack_is_no_frame_of_a_stage_and_no_body(name: str) -> None:
     data = PACKED[name]
 
+    for read in (activations_of, lambda data: request_of(StageMessage(0, "request", 0, data))):
+        with pytest.raises(PacketError):
+            read(data)
     assert stage_line.unpack([stage_line._digest(data, b"") + data]) is None
     assert line_probe.unpack([data, b""], msgspec.msgpack.Decoder(line_probe.Ping)) == (None, 0)
     for kind in (Lends, Placed, Probed):

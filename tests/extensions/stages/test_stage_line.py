@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocktail_cli.extensions.stages.lines import Gone, Renewed, StageMessage
+from cocktail_cli.extensions.stages.lines import LineLost, StageMessage
 from cocktail_cli.extensions.stages.lines.stage_line import (
     FRAGMENT,
     GONE_S,
     PING_S,
     QUIET_S,
+    RENEWED,
     WINDOW,
     StageLine,
     State,
@@ -130,13 +131,13 @@ def test_every_message_comes_once_whole_and_in_order(steps: Sequence[tuple[str, 
         do(both, fault, number, size)
         if fault == "restart":
             both.settle()
-            assert isinstance(both.news[-1], Renewed)
+            assert both.news[-1] == RENEWED
         for found, wanted in zip(both.found, both.wanted, strict=True):
             assert found == wanted[: len(found)]
     both.settle()
     assert both.found == both.wanted
     restarts = sum(fault == "restart" for fault, _, _ in steps)
-    assert both.news == [Renewed()] * restarts
+    assert both.news == [RENEWED] * restarts
 
 
 def test_what_was_on_its_way_to_a_stage_that_starts_again_is_not_delivered() -> None:
@@ -146,7 +147,7 @@ def test_what_was_on_its_way_to_a_stage_that_starts_again_is_not_delivered() -> 
     both.pump(2)
     both.restart(1)
     both.settle()
-    assert both.news == [Renewed()]
+    assert both.news == [RENEWED]
     assert both.found == [[], []]
     both.send(1, 5)
     both.settle()
@@ -227,7 +228,7 @@ def test_silence_is_noticed_and_said_once() -> None:
     assert end.look(both.now) == []
     both.now += GONE_S
     [gone] = end.look(both.now)
-    assert isinstance(gone, Gone)
+    assert gone == LineLost("has been silent for 14 s")
     assert end.look(both.now + 1) == []
     both.settle()
     assert end.look(both.now) == []

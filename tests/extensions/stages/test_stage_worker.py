@@ -6,15 +6,17 @@ import contextlib
 from copy import deepcopy
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from tiny_models import tiny_model
 
 from cocktail_cli.extensions.stages.compute import BadMessage
-from cocktail_cli.extensions.stages.compute.stage_worker import pack_head, unpack_head
+from cocktail_cli.extensions.stages.compute.stage_worker import activations_of
 from cocktail_cli.extensions.stages.lines import StageMessage
 from compress import PacketError
 from recipes.data import Sample, collate
@@ -114,7 +116,7 @@ def test_an_end_that_restarts_costs_a_message_and_no_difference() -> None:
     fresh.gradient(parts, terms_of(parts), in_flight=4)
     for name, gradient in gradients(fresh).items():
         assert torch.equal(gradient, gradients(ring)[name])
-    assert ring.sent["activations"] == pytest.approx(3 * fresh.sent["activations"], rel=0.01)
+    assert ring.sent["activations"] == pytest.approx(3 * fresh.sent["activations"], rel=0.02)
 
 
 def test_changes_come_closer_than_direct_quantisation() -> None:
@@ -159,10 +161,10 @@ def test_a_neighbour_is_named_whose_message_turns_out_to_be_garbage_only_in_the_
     first.begin(0, lease(1, 6), 9, 1)
     other.receive((first.work() or [])[0])
     [sent] = other.work() or []
-    count, documents, rows, _ = unpack_head(sent.body)
-    values = torch.full((sum(each.count for each in rows), ring.columns), 3e38)
-    coded = other.line.encoder.encode(rows, values)
-    body = pack_head(count, documents, rows) + coded if kind == "activations" else b"no packet"
+    found = activations_of(sent.body)
+    values = torch.full((sum(each.count for each in found.rows), ring.columns), 3e38)
+    huge = structs.replace(found, coded=other.line.encoder.encode(found.rows, values))
+    body = msgspec.msgpack.encode(huge) if kind == "activations" else b"no packet"
     assert first.receive(StageMessage(0, kind, 0, body)) == []
     with pytest.raises(BadMessage) as met:
         first.work()

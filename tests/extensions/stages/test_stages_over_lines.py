@@ -44,11 +44,11 @@ class LinkedRing(StageRing):
             for worker, link in zip(self.workers, self.links, strict=True):
                 found = link.receive(0.002)
                 answers = worker.work() or []
-                if found is not None and isinstance(found.what, StageMessage):
+                if isinstance(found, StageMessage):
                     came += 1
                     if cut_every and came % cut_every == 0:
                         self.cuts += self.proxies[came % len(self.proxies)].cut()
-                    answers += worker.receive(StageMessage(**vars(found.what)))
+                    answers += worker.receive(StageMessage(**vars(found)))
                 for answer in answers:
                     self.mismatches += answer.kind == "mismatch"
                     link.send(StageMessage(**vars(answer)))

@@ -17,7 +17,7 @@ from typing import Any
 
 from compress import PacketError
 
-from ..lines import LineLost, RingLines, StageMessage
+from ..lines import LineLost, StageLink, StageMessage
 from .ring_request import (
     FAILED,
     Answer,
@@ -46,7 +46,7 @@ class RingHead:
         layers: of each machine of the replica, this one's first.
     """
 
-    def __init__(self, machine: StageMachine, lines: RingLines, layers: tuple[range, ...]) -> None:
+    def __init__(self, machine: StageMachine, lines: StageLink, layers: tuple[range, ...]) -> None:
         self.machine, self.lines, self.layers, self.stages = machine, lines, layers, len(layers)
         self.key = ""  # of the newest loading of machines
         self.steps = -1  # the last step begun: they count up whatever is loaded anew
@@ -82,7 +82,7 @@ class RingHead:
             self._asked += 1
             number, future = self._asked, Future[RingRequest]()
             self._waiting[number] = future
-        self.lines.send(RingRequest(number, do, fields, tuple(each[1:])).message())
+        self.lines.send(RingRequest(do, fields, tuple(each[1:]), number=number).message())
         try:
             own = self.machine.answer(do, fields, each[0])
             found = future.result(patience)

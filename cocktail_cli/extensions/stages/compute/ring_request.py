@@ -5,26 +5,24 @@
 Each stage does what is asked, puts its answer behind those before it, and its bytes into the place of those
 that were for it. So a request needs no line but the activations', arrives in order with them, and comes back
 when all have answered.
-
-    u32 length of the JSON | JSON: do, fields, answers, sizes | the bytes of each stage, one behind the other
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from cocktail_cli.errors import Failure
 from compress import PacketError
 from recipes.errors import ModelError, PartLost
-from recipes.foreign_json import parse_json
+from transport.protocol import ProtocolError, read_msgpack
 
 from ..lines import FORWARD, StageMessage
 
-HEAD = struct.Struct("<I")
 FAILED = "failed"  # a request that nobody made: a stage tells the head what it met
 UNASKED = 0  # number of that
 
@@ -79,15 +77,14 @@ class Answer:
     data: bytes = b""
 
 
-@dataclass(frozen=True)
-class RingRequest:
-    """A request on its way around the ring."""
+class RingRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request on its way around the ring, and on the wire, where the message has its number."""
 
-    number: int
     do: str
-    fields: Mapping[str, Any]
+    fields: dict[str, Any]
     data: tuple[bytes, ...]  # of stages 1 .. S - 1: for those that have not answered, from those that have
-    answers: tuple[Mapping[str, Any], ...] = ()
+    answers: tuple[dict[str, Any], ...] = ()
+    number: int = 0
 
     @property
     def failed(self) -> bool:
@@ -102,13 +99,12 @@ class RingRequest:
         """Add the answer of the stage whose turn it is."""
         at = len(self.answers)
         data = (*self.data[:at], answer.data, *self.data[at + 1 :])
-        return replace(self, answers=(*self.answers, answer.values), data=data)
+        return structs.replace(self, answers=(*self.answers, dict(answer.values)), data=data)
 
     def message(self) -> StageMessage:
-        sizes = [len(part) for part in self.data]
-        told = {"do": self.do, "fields": self.fields, "answers": self.answers, "sizes": sizes}
-        text = json.dumps(told).encode()
-        return StageMessage(self.number, "request", 0, b"".join([HEAD.pack(len(text)), text, *self.data]))
+        return StageMessage(
+            self.number, "request", 0, msgspec.msgpack.encode(structs.replace(self, number=0))
+        )
 
 
 def sender(number: int, kind: str, stages: int) -> int:
@@ -118,24 +114,14 @@ def sender(number: int, kind: str, stages: int) -> int:
 
 def request_of(message: StageMessage) -> RingRequest:
     """Read a request. Errors: PacketError."""
-    body = message.body
+    size = len(message.body)
     try:
-        (length,) = HEAD.unpack_from(body)
-        told = parse_json(body[HEAD.size : HEAD.size + length])
-        at, data = HEAD.size + length, list[bytes]()
-        for size in told["sizes"]:
-            if type(size) is not int or size < 0:
-                raise ValueError(f"a size of {size!r}")
-            data.append(body[at : at + size])
-            at += size
-        do, fields, answers = told["do"], told["fields"], tuple(told["answers"])
-        if at != len(body) or len(answers) > len(data):
-            raise ValueError(f"{len(body):,} bytes, its table adds up to {at:,}")
-        if not isinstance(do, str) or not all(isinstance(one, dict) for one in (fields, *answers)):
-            raise ValueError("its fields or answers have no names")
-        return RingRequest(message.step, do, fields, tuple(data), answers)
-    except (struct.error, ValueError, KeyError, TypeError) as error:
-        raise PacketError(f"a request of {len(body):,} bytes: {error}") from None
+        found = read_msgpack(message.body, RingRequest, f"a request of {size:,} bytes")
+    except ProtocolError as error:
+        raise PacketError(str(error)) from None
+    if len(found.answers) > len(found.data):
+        raise PacketError(f"a request of {size:,} bytes has more answers than stages")
+    return structs.replace(found, number=message.step)
 
 
 def error_values(error: BaseException, full: bool) -> dict[str, Any]:

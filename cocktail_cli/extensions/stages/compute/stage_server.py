@@ -16,7 +16,7 @@ from compress import PacketError
 from recipes.algorithm import SideStream
 from recipes.training import is_full
 
-from ..lines import LineLost, RingLines, StageMessage
+from ..lines import LineLost, StageLink, StageMessage
 from .ring_request import (
     BESIDE,
     FAILED,
@@ -37,7 +37,7 @@ LOOK_S = 0.1  # between two looks at `stop`
 class StageServer:
     """Serves as one machine of a replica of so many stages, until `stop` is set."""
 
-    def __init__(self, machine: StageMachine, lines: RingLines, stages: int) -> None:
+    def __init__(self, machine: StageMachine, lines: StageLink, stages: int) -> None:
         self.machine, self.lines, self.stages = machine, lines, stages
         self.stop = threading.Event()
         self.side = SideStream(machine.device)
@@ -113,5 +113,5 @@ class StageServer:
     def _tell(self, error: Exception, stage: int = 0) -> None:
         """Tell the head what was met without being asked, and of which stage; 0: of this one."""
         told = error_values(error, is_full(error)) | {"stage": stage or self.machine.number}
-        request = RingRequest(UNASKED, FAILED, told, ())
+        request = RingRequest(FAILED, told, (), number=UNASKED)
         self.lines.send(request.message())

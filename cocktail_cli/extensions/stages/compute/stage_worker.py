@@ -17,19 +17,22 @@ no stage holds the activations of more.
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from compress import NonFiniteError, PacketError
 from recipes.data import Sample, collate
 from recipes.objectives import Measured
+from transport.protocol import ProtocolError, read_msgpack
 
 from ..lines import Kind, StageMessage
 from .activation_codec import (
@@ -97,9 +100,33 @@ class StageSchedule:
         return self._next[Work.BACK] == self.count
 
 
-HEAD = struct.Struct("<II")  # micro-batches of the step, samples of this one
-ENTRY = struct.Struct("<QI")  # key of a sample, its documents
 MOST = 1 << 20  # micro-batches of a step, tokens of a micro-batch
+Count = Annotated[int, Meta(ge=1, le=MOST)]
+Key = Annotated[int, Meta(ge=0)]  # 64 bits
+
+
+class Activations(msgspec.Struct, frozen=True, array_like=True):
+    """The body of such a message."""
+
+    count: Count  # micro-batches of the step
+    samples: tuple[tuple[Key, tuple[Count, ...]], ...]  # of this one: key, lengths of its documents
+    coded: bytes
+
+    @property
+    def rows(self) -> tuple[Rows, ...]:
+        return tuple(Rows(key, sum(lengths)) for key, lengths in self.samples)
+
+
+def activations_of(body: bytes) -> Activations:
+    """Read the body of a message of activations. Errors: PacketError."""
+    try:
+        found = read_msgpack(body, Activations, f"a message of {len(body):,} bytes")
+    except ProtocolError as error:
+        raise PacketError(str(error)) from None
+    tokens = len(found.samples) * max((each.count for each in found.rows), default=0)  # with padding
+    if not 1 <= tokens <= MOST:
+        raise PacketError(f"activations of {tokens:,} tokens of {len(found.samples):,} samples")
+    return found
 
 
 class BadMessage(PacketError):
@@ -208,7 +235,8 @@ class StageWorker:
         return []
 
     def _receive_activations(self, number: int, body: bytes) -> list[StageMessage]:
-        count, documents, rows, coded = unpack_head(body)
+        found = activations_of(body)
+        count, rows, documents = found.count, found.rows, tuple(lengths for _, lengths in found.samples)
         if self._schedule is None and not self.stage.first:
             self._schedule = StageSchedule(count, count, first=False)
         if self._schedule is None or self._schedule.count != count or number >= count:
@@ -221,7 +249,7 @@ class StageWorker:
         if known.documents != documents or known.rows != rows:
             raise PacketError(f"activations of other samples than those of micro-batch {number}")
         try:
-            values = self.line.decoder.decode(coded, rows, self.device)
+            values = self.line.decoder.decode(found.coded, rows, self.device)
         except MemoryMismatch:
             return [StageMessage(self.step, "mismatch", number, b"")]
         if self._schedule.arrived(Work.LOSS if self.stage.first else Work.FORWARD, number):
@@ -258,8 +286,11 @@ class StageWorker:
         assert known.left is not None
         assert self._schedule is not None
         coded = self.line.encoder.encode(known.rows, rows_of(known.left, known.rows))
-        head = pack_head(self._schedule.count, known.documents, known.rows)
-        return StageMessage(self.step, "activations", number, head + coded)
+        samples = tuple(
+            (each.key, lengths) for each, lengths in zip(known.rows, known.documents, strict=True)
+        )
+        body = msgspec.msgpack.encode(Activations(self._schedule.count, samples, coded))
+        return StageMessage(self.step, "activations", number, body)
 
     def _loss(self, number: int, known: MicroBatch) -> StageMessage:
         """First stage: the loss, its gradient through head and norm, and the message to the last stage."""
@@ -326,32 +357,3 @@ def batch_of(documents: Sequence[tuple[int, ...]]) -> dict[str, Tensor]:
         several = lengths if len(lengths) > 1 else ()
         samples.append(Sample(np.zeros(total, np.int32), np.zeros(total, bool), several))
     return {name: part for name, part in collate(samples).items() if name not in ("input_ids", "labels")}
-
-
-def pack_head(count: int, documents: Sequence[tuple[int, ...]], rows: Sequence[Rows]) -> bytes:
-    """Write how many micro-batches the step has, and the keys and documents of this one's samples."""
-    parts = [HEAD.pack(count, len(rows))]
-    for each, lengths in zip(rows, documents, strict=True):
-        parts += [ENTRY.pack(each.key, len(lengths)), np.array(lengths, "<u4").tobytes()]
-    return b"".join(parts)
-
-
-def unpack_head(
-    body: bytes,
-) -> tuple[int, tuple[tuple[int, ...], ...], tuple[Rows, ...], bytes]:
-    """Reverse `pack_head`; returns what follows it too. Errors: PacketError."""
-    try:
-        count, samples = HEAD.unpack_from(body)
-        at, documents, rows = HEAD.size, list[tuple[int, ...]](), list[Rows]()
-        for _ in range(samples):
-            key, several = ENTRY.unpack_from(body, at)
-            lengths = struct.unpack_from(f"<{several}I", body, at + ENTRY.size)
-            at += ENTRY.size + 4 * several
-            documents.append(lengths)
-            rows.append(Rows(key, sum(lengths)))
-    except struct.error as error:
-        raise PacketError(f"activations of {len(body)} bytes end within their head: {error}") from None
-    tokens = len(rows) * max((each.count for each in rows), default=0)  # with padding
-    if not 1 <= count <= MOST or not 1 <= tokens <= MOST or not all(min(d, default=0) for d in documents):
-        raise PacketError(f"activations of {tokens} tokens of {samples} samples, in {count} micro-batches")
-    return count, tuple(documents), tuple(rows), body[at:]

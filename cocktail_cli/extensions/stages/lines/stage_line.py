@@ -54,15 +54,14 @@ class StageMessage:
 
 
 @dataclass(frozen=True)
-class Renewed:
-    """The neighbour was started again, and knows nothing of the step."""
+class LineLost:
+    """What became of a neighbour: it is silent, and is dialled and waited for still, or was started again,
+    and knows nothing of the step."""
+
+    why: str
 
 
-@dataclass(frozen=True)
-class Gone:
-    """The neighbour has been silent for so long; it is dialled, and waited for, still."""
-
-    seconds: float
+RENEWED = LineLost("begins anew")
 
 
 class Part(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -173,14 +172,14 @@ class StageLine:
         """Tell whether the open connection is dead."""
         return self.open and now - max(self._heard, self._opened) > QUIET_S
 
-    def look(self, now: float) -> list[Gone]:
-        """Return Gone, once, when the neighbour has been silent for too long."""
+    def look(self, now: float) -> list[LineLost]:
+        """Return what it is, once, when the neighbour has been silent for too long."""
         if self._said_gone or now - self._heard <= self.gone_s:
             return []
         self._said_gone = True
-        return [Gone(now - self._heard)]
+        return [LineLost(f"has been silent for {now - self._heard:.0f} s")]
 
-    def receive(self, frames: Frames, now: float) -> list[StageMessage | Renewed]:
+    def receive(self, frames: Frames, now: float) -> list[StageMessage | LineLost]:
         """Take a frame of the open connection, and return what is whole now.
 
         Errors: ProtocolError: the neighbour does not keep to the line's rules.
@@ -193,11 +192,11 @@ class StageLine:
         if isinstance(head, Part):
             mine = (head.life, head.knows) == (self._knows, self.life)
             return self._part(head, payload, now) if mine else []
-        renewed: list[StageMessage | Renewed] = []
+        renewed: list[StageMessage | LineLost] = []
         if head.life != self._knows:
             if self._knows:
                 self._forget()
-                renewed = [Renewed()]
+                renewed = [RENEWED]
             self._knows, self._owed = head.life, True
         self._state(head, now)
         return renewed
@@ -217,7 +216,7 @@ class StageLine:
         if head.sent > self._here and now - self._asked_at > PING_S:
             self._ask(now)
 
-    def _part(self, head: Part, payload: bytes | memoryview, now: float) -> list[StageMessage | Renewed]:
+    def _part(self, head: Part, payload: bytes | memoryview, now: float) -> list[StageMessage | LineLost]:
         if head.at > self._here and self._asked_at == -inf:
             self._ask(now)
         new = payload[max(0, self._here - head.at) :] if head.at <= self._here else b""
@@ -237,9 +236,9 @@ class StageLine:
         """Bytes that may wait here: a window beside the longest message."""
         return WINDOW + self.limit + HEAD.size
 
-    def _whole(self) -> list[StageMessage | Renewed]:
+    def _whole(self) -> list[StageMessage | LineLost]:
         """Cut the messages that are whole off the stream."""
-        found: list[StageMessage | Renewed] = []
+        found: list[StageMessage | LineLost] = []
         while len(self._in) >= HEAD.size:
             step, kind, micro_batch, size = HEAD.unpack_from(self._in)
             if kind >= len(KINDS) or size > self.limit:

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from transport.protocol import CurveKeys, LinkLost, ProtocolError, Route, Unreachable, UrlError, parse_address
+from transport.protocol import (
+    AddressInUse,
+    CurveKeys,
+    LinkLost,
+    ProtocolError,
+    Route,
+    Unreachable,
+    UrlError,
+    parse_address,
+)
 from transport.wire import (
     GUARD_S,
     OF_PEERS,
@@ -29,14 +38,17 @@ from transport.wire import (
     PeerWire,
     RateLimits,
     Received,
+    RouterWire,
     TcpRoute,
     key_of,
     wire_size,
 )
 
 from .line_probe import LineProbe, LineRates, ProbeAnswers
-from .stage_line import FORWARD, GONE_S, LIFE, Gone, Renewed, StageLine, StageMessage, State, unpack
+from .stage_line import FORWARD, GONE_S, LIFE, RENEWED, LineLost, StageLine, StageMessage, State, unpack
 
+ANYWHERE = "0.0.0.0"
+LIMIT = 1 << 32  # bytes of a message: the packets of all machines, in rounds that send everything
 RETRY_S = 0.5  # until a refused connection is dialled again
 MEASURES_S = 4.0  # for a line to be measured, its connection included
 BURST = 32  # fragments sent before messages are looked at again
@@ -60,12 +72,7 @@ class Neighbour:
     ring: str = ""  # a line of another ring is another line, also to the same machine
 
 
-@dataclass(frozen=True)
-class FromNeighbour:
-    """A message of a neighbour, or news: it is silent, was started again, or breaks the line's rules."""
-
-    neighbour: Neighbour
-    what: StageMessage | Renewed | Gone | ProtocolError
+News = StageMessage | LineLost | ProtocolError  # of a neighbour; an error: it breaks the line's rules
 
 
 class _Line:
@@ -84,12 +91,11 @@ class StageLink:
     """The lines of one stage.
 
     Args:
-        wire: listens; RouterWire(..., allowed=lambda key: link.knows(key)) lets only neighbours in, and
-            machines that may measure their line.
+        wire: listens, and lets in whose key this `knows`.
         limit: bytes of the longest message that a neighbour may send.
     """
 
-    def __init__(self, wire: HubWire, keys: CurveKeys, limit: int, gone_s: float = GONE_S) -> None:
+    def __init__(self, wire: HubWire, keys: CurveKeys, limit: int = LIMIT, gone_s: float = GONE_S) -> None:
         self.port, self.key = wire.port, keys.public
         self.rate_limits = RateLimits(Bandwidth())  # the peer's own, once it has a link to its hub
         self.routes_to: Callable[[str], Sequence[Route]] = plain_route  # a machine, by its address
@@ -98,13 +104,36 @@ class StageLink:
         self._lines: dict[str, _Line] = {}
         self._dropped = set[str]()  # sides to which something was sent before there was a line
         self._probes = ProbeAnswers()
-        self._inbox: deque[tuple[_Line, StageMessage | Renewed | Gone | ProtocolError]] = deque()
+        self._inbox: deque[tuple[_Line, News]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         # called in a line's thread: its connection was made, or was closed or (why) refused, and is dialled
         self.dialled: Callable[[Neighbour, Unreachable | None], None] = lambda neighbour, why: None
+        self.lost: Callable[[str], None] = lambda why: None  # told when a neighbour is gone
+        # told of a neighbour that breaks the rules, or sends what no stage would send
+        self.refused: Callable[[Neighbour], None] = lambda neighbour: None
+        self._told = ""  # to `lost`, since the last message
+        self._told_of = set[str]()  # keys of neighbours that were refused for a message
         self._threads: list[threading.Thread] = []
         self._start(self._listen)
+
+    @classmethod
+    def open(cls, keys: CurveKeys, bind: str = ANYWHERE, port: int = 0, hub: str = "") -> StageLink:
+        """Listen at a port, 0: any free one. `hub`: key of a hub that may see whether this machine is
+        reached. Raises AddressInUse."""
+        link: StageLink | None = None  # until it is made, the wire's thread lets nobody in: they dial again
+
+        def allowed(key: str) -> bool:
+            return key == hub or (link is not None and link.knows(key))
+
+        try:
+            wire = RouterWire(bind, port, keys, 1, allowed=allowed)
+        except AddressInUse as error:
+            hint = f"this machine of the ring may run here already; else give it another port than {port}"
+            error.hints = (hint,)
+            raise
+        link = cls(wire, keys)
+        return link
 
     def _start(self, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, name="cocktail-stage-link", daemon=True)
@@ -140,7 +169,7 @@ class StageLink:
             old, self._lines[side] = self._lines.get(side), made
             self._inbox = deque((of, what) for of, what in self._inbox if of is not old)
             if old is not None or side in self._dropped:
-                self._tell(made, [Renewed()])
+                self._tell(made, [RENEWED])
             self._dropped.discard(side)
         if old is not None and old.wire is not None:
             old.wire.wake()  # its thread sees that it is replaced
@@ -169,8 +198,8 @@ class StageLink:
             line.line.send(message)
         (line.wire or self._wire).wake()
 
-    def receive(self, timeout: float) -> FromNeighbour | None:
-        """Wait for a message or for news of a neighbour; None: nothing in so many seconds."""
+    def receive(self, timeout: float) -> StageMessage | LineLost | None:
+        """Wait for what a neighbour sends, or becomes; None: nothing in so many seconds. For one thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._inbox, timeout)
             if not self._inbox:
@@ -178,12 +207,24 @@ class StageLink:
             line, what = self._inbox.popleft()
             if isinstance(what, StageMessage):
                 line.line.took(what)
-        return FromNeighbour(line.neighbour, what)
+                self._told = ""
+                return what
+        if isinstance(what, ProtocolError):
+            self.refused(line.neighbour)
+            what = LineLost(f"breaks the rules of its line: {what}")
+        lost = LineLost(f"{line.neighbour.name} {what.why}")
+        if lost.why != self._told:  # of a ring of two, both lines are to the same machine
+            self._told = lost.why
+            self.lost(lost.why)
+        return lost
 
-    def sender(self, kind: str) -> Neighbour | None:
-        """Return the neighbour that sends messages of this kind; None: there is no line to it yet."""
+    def refuse(self, kind: str, why: str) -> None:
+        """Note that a neighbour has sent a message of this kind, which no stage would send."""
         line = self._lines.get(BEFORE if kind in FORWARD else AFTER)
-        return None if line is None else line.neighbour
+        if line is not None and line.neighbour.key not in self._told_of:
+            self._told_of.add(line.neighbour.key)
+            self.lost(f"{line.neighbour.name} {why}")
+            self.refused(line.neighbour)
 
     @property
     def resent(self) -> int:
@@ -351,7 +392,7 @@ class StageLink:
             self._count(now, sent=frames)
             wire.send(0, frames)
 
-    def _tell(self, line: _Line, news: Iterable[StageMessage | Renewed | Gone | ProtocolError]) -> None:
+    def _tell(self, line: _Line, news: Iterable[News]) -> None:
         if line not in self._lines.values():
             return  # replaced, while its thread had this at hand
         self._inbox.extend((line, what) for what in news)

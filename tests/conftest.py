@@ -31,7 +31,8 @@ if MEMORY.is_dir():
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("patient", deadline=None)  # how long an example takes says how busy a machine is
+# How long an example takes says how busy a machine is. Each run draws others, so many runs try many examples.
+settings.register_profile("patient", deadline=None, max_examples=40)
 settings.load_profile("patient")
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -243,22 +243,25 @@ class Bench:
                 self.prepared[variant] = resumed.session.prepare()
                 self.prepared[variant].get_ready()
 
-    def tried(self, case: Case) -> tuple[str, str, list[str]]:
-        """Return what `resume` and `verify` make of a damage, in a word each, and what they say."""
-        said, words = list[str](), list[str]()
+    def damage(self, case: Case) -> None:
+        """Put a run there that is whole but for a damage."""
+        self.put(case.variant, case.name)
+        case.do(self.folder)
+
+    def resumed(self, case: Case) -> Found:
+        """Return what `resume` makes of a damage, found in a fork of this process."""
         known = case.name.startswith(("ledger/", "snapshots/", *PEOPLE)) and case.variant != "finished"
         if known:
             self.prepare(case.variant)
-        for work in (
-            partial(resume, prepared=self.prepared[case.variant] if known else None),
-            partial(verify, replayed=not case.name.startswith(PEOPLE)),
-        ):
-            self.put(case.variant, case.name)
-            case.do(self.folder)
-            found = forked(work, self.folder, self.made[case.variant])
-            said += found["said"]
-            words.append(word_of(case, found))
-        return words[0], words[1], said
+        self.damage(case)
+        work = partial(resume, prepared=self.prepared[case.variant] if known else None)
+        return forked(work, self.folder, self.made[case.variant])
+
+    def verified(self, case: Case) -> Found:
+        """Return what `verify` makes of it."""
+        self.damage(case)
+        work = partial(verify, replayed=not case.name.startswith(PEOPLE))
+        return forked(work, self.folder, self.made[case.variant])
 
 
 def resume(folder: Path, prepared: Any = None) -> Found:
@@ -371,8 +374,10 @@ def main() -> None:
             with path.open("w") as out:
                 bench = Bench(asked.work / f"job-{number}", made)
                 for case in cases[number :: asked.jobs]:
-                    resumed, verified, said = bench.tried(case)
-                    line = [case.variant, case.name, case.how, case.bit, resumed, verified, said]
+                    both = bench.resumed(case), bench.verified(case)
+                    words = [word_of(case, found) for found in both]
+                    said = [line for found in both for line in found["said"]]
+                    line = [case.variant, case.name, case.how, case.bit, *words, said]
                     out.write(json.dumps(line) + "\n")
                     out.flush()
             os._exit(0)

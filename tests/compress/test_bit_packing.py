@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compress.coding import lookup, pack, unpack
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(width=st.integers(0, 40), data=st.data())
 def test_unpacking_undoes_packing(width: int, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.integers(0, (1 << width) - 1), max_size=40))

@@ -57,7 +57,7 @@ def reference(v: torch.Tensor, keep: float, bits: int) -> torch.Tensor:
     return out
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(v=hnp.arrays(np.float32, st.integers(0, 300), elements=finite))
 def test_everything_kept_at_32_bits_is_the_identity(v: np.ndarray) -> None:
     mix = Cocktail(random_ratio=1, topk_ratio=1, quant_bits=32)
@@ -65,7 +65,7 @@ def test_everything_kept_at_32_bits_is_the_identity(v: np.ndarray) -> None:
     assert through(mix, torch.from_numpy(v)).numpy().tobytes() == v.tobytes()
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     v=hnp.arrays(np.float32, st.integers(0, 300), elements=finite),
     keep=st.floats(0.001, 1),
@@ -258,7 +258,7 @@ SHAPES = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(mixes, st.integers(1, 60_000), st.integers(0, 9), st.sampled_from(sorted(SHAPES)))
 def test_no_packet_is_longer_than_its_receiver_knows_beforehand(
     mix: Cocktail, n: int, round: int, shape: str

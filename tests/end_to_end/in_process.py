@@ -183,6 +183,7 @@ class Swarm:
         self.tokenizer = load_tokenizer(recipe.model, self.base.folder)
         self.corpus = build_corpus(recipe, self.tokenizer)
         self.work = RunDelegate(recipe, self.base, self.corpus, folder / "ledger")
+        self.work.memory = None  # nobody is asked before joining, and to trace a model takes a second
         wanted = replace(settings_of(self.work, "test-run"), **{"min_peers": 1, "linger_s": 0.5} | settings)
         self.memory = HubSwarm(
             wanted,

@@ -24,8 +24,8 @@ from recipes.algorithm import GlobalModel
 from recipes.config import load_recipe
 from scripts.fault_injection.damage import (
     PEOPLE,
+    Bench,
     Case,
-    Found,
     Heard,
     Made,
     Resumed,
@@ -102,18 +102,15 @@ def commit(ledger: Ledger, x: GlobalModel, aggregate: Callable[[list[WeightedPac
     x.apply(packet)
 
 
+@pytest.fixture(scope="module")
+def bench(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"), {made.variant: made})
+
+
 def damages(made: Made, name: str) -> Iterator[Case]:
-    size = (made.folder / name).stat().st_size
-    yield from (Case("killed", name, how) for how in ("removed", "emptied", "halved"))
-    dice = random.Random(name)
-    yield from (Case("killed", name, "flipped", dice.randrange(8 * size)) for _ in range(2))
-
-
-def tried(case: Case, made: Made, place: Path, work: Callable[[Path], Found]) -> str:
-    shutil.rmtree(place, ignore_errors=True)
-    placed(made.folder, place, case.name)
-    case.do(place)
-    return word_of(case, judged(work, place, made))
+    yield from (Case(made.variant, name, how) for how in ("removed", "emptied", "halved"))
+    bits = 8 * (made.folder / name).stat().st_size
+    yield Case(made.variant, name, "flipped", random.Random(name).randrange(bits))
 
 
 def test_what_is_tried_are_the_files_that_a_run_has(made: Made) -> None:
@@ -132,19 +129,20 @@ def test_an_undamaged_folder_is_resumed_and_verified(made: Made, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_loses_no_round_in_silence(made: Made, tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_loses_no_round_in_silence(made: Made, bench: Bench, name: str) -> None:
     for case in damages(made, name):
-        word = tried(case, made, tmp_path / "run", resume)
+        word = word_of(case, bench.resumed(case))
         assert word in ("whole", "mended", "refused"), (case, word)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(NO_TRACE)])
-def test_verify_finds_each_damage_of_what_a_run_uses(made: Made, tmp_path: Path, name: str) -> None:
+def test_verify_finds_each_damage_of_what_a_run_uses(made: Made, bench: Bench, name: str) -> None:
     """But for bytes that SQLite does not read, and for what a host may remove."""
     hashes = partial(verify, replayed=name.startswith("base/"))
     removable = ("run.json", "stream.jsonl", "snapshots/4/model.safetensors")
     for case in damages(made, name):
-        word = tried(case, made, tmp_path / "run", hashes)
+        bench.damage(case)
+        word = word_of(case, judged(hashes, bench.folder, made))
         unread = case.how == "flipped" and name == "ledger/ledger.db"
         cut = name == "stream.jsonl" and case.how in ("emptied", "halved")  # is made again
         may = unread or cut or (case.how == "removed" and name in removable)

@@ -95,9 +95,9 @@ def test_a_recipe_as_users_write_it_trains_one_peer_like_plain_pytorch(
     overrides = [f"compression.{key}={json.dumps(value)}" for key, value in wanted.items()]
     overrides += [
         "data.max_length=32",
-        "data.val_set_size=8",
+        "data.val_set_size=2",
         "global_batch_size=6",
-        "max_steps=12",
+        "max_steps=8",
         "training.optim=adamw_torch",
     ]
     with Swarm(load_recipe("smoke", overrides), tmp_path / "run") as swarm:
@@ -110,8 +110,8 @@ def test_a_recipe_as_users_write_it_trains_one_peer_like_plain_pytorch(
         optimizer = torch.optim.AdamW(
             model.parameters(), t.learning_rate, betas, t.adam_epsilon, weight_decay=0
         )
-        schedule = get_cosine_schedule_with_warmup(optimizer, int(t.warmup_steps), 12)
-        for step in range(12):
+        schedule = get_cosine_schedule_with_warmup(optimizer, int(t.warmup_steps), 8)
+        for step in range(8):
             tokens = torch.stack(
                 [torch.from_numpy(swarm.corpus.sample(6 * step + i).tokens) for i in range(6)]
             )

@@ -67,7 +67,7 @@ def test_run_json_is_readable_by_its_user_alone(tmp_path: Path) -> None:
 
 
 @given(st.floats(0, 1), st.integers(0, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_record_with_any_bit_flipped_is_refused_and_named(
     tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
 ) -> None:

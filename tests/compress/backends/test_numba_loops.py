@@ -83,7 +83,7 @@ def test_the_same_bytes_where_the_threshold_comes_from_a_sample(kind: str) -> No
     st.sampled_from([0.01, 0.2, 0.5, 1.0]),
     st.sampled_from([1, 7, 128, 1000]),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_the_same_bytes_for_any_mix(
     m: int, seed: int, kind: str, bits: int, keep: float, bucket: int
 ) -> None:

@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 NO_SIZE = zstd.compress(b"x" * 10, options={zstd.CompressionParameter.content_size_flag: 0})
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(raw=st.binary(max_size=2000), times=st.integers(1, 50))
 def test_expanding_undoes_shrinking(raw: bytes, times: int) -> None:
     section = shrink(raw * times)
@@ -92,7 +92,7 @@ def test_the_header_of_a_frame_says_its_length_and_window(section: Section, leng
     assert bytes(expand(section)) == stream.read(10).tobytes() == b"0123456789"
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(size=st.integers(1, 300_000))
 def test_the_header_of_a_frame_of_ours_is_read_to_its_end(size: int) -> None:
     section = Section(ZSTD, size, zstd.compress(bytes(size)))

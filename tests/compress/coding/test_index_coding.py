@@ -52,7 +52,7 @@ def entropy(d: float) -> float:
 
 
 @pytest.mark.parametrize("kind", WAYS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_every_coding_is_decoded_to_its_positions(kind: int, data: st.DataObject) -> None:
     m = data.draw(st.integers(1, 3000))
@@ -64,7 +64,7 @@ def test_every_coding_is_decoded_to_its_positions(kind: int, data: st.DataObject
     assert back(stored, m, len(positions)) == positions
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_chosen_coding_is_decoded_to_its_positions(data: st.DataObject) -> None:
     m = data.draw(st.integers(0, 3000))

@@ -48,7 +48,7 @@ def assert_same(a: Update, b: Update) -> None:
     assert torch.equal(a.values.view(torch.int32), b.values.view(torch.int32))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_windows_put_together_are_the_update_bit_for_bit(data: st.DataObject) -> None:
     """Any width, bucket, kind of positions and size of a piece; values that repeat and values that do not."""
@@ -82,7 +82,7 @@ def test_golden_packets_in_windows_are_the_same_for_ever(golden: dict[str, objec
         assert_same(joined(packet, golden["m"], at_most), decode(packet, golden["m"]))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_windows_refuse_what_decode_refuses_and_agree_on_the_rest(data: st.DataObject) -> None:
     """Bytes overwritten at random under a right checksum."""
@@ -115,7 +115,7 @@ def test_a_header_that_lies_is_refused_before_the_first_window(changes: dict[str
         list(decode_windows(memoryview(forged(**changes)), 900))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_stream_of_any_codec_gives_the_bytes_of_its_section(data: st.DataObject) -> None:
     """Long and short repeats, matches that overlap themselves, reads and skips of any size."""

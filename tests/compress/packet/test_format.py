@@ -122,7 +122,7 @@ def test_ten_thousand_forged_packets_are_refused_or_harmless() -> None:
     assert 500 < sound < 9500
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     tail=st.binary(max_size=200),
     bits=st.sampled_from([1, 2, 3, 4, 8, 16, 32, 0, 7]),
@@ -137,7 +137,7 @@ def test_random_bytes_behind_a_right_beginning_are_refused_or_harmless(
     is_sound(packet, struct.unpack_from("<Q", head)[0] % 5000)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(data=st.binary(max_size=400))
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(PacketError):

@@ -17,7 +17,7 @@ sent = st.floats(2.0**-99, LARGE, width=32) | st.floats(-LARGE, -(2.0**-99), wid
 
 
 @pytest.mark.parametrize("bits", BITS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(v=hnp.arrays(np.float32, st.integers(0, 50), elements=sent), bucket=st.sampled_from([1, 7, 16, 128]))
 def test_codes_have_their_announced_sizes_and_finite_values(bits: int, v: np.ndarray, bucket: int) -> None:
     codes = quantize(v, bits, bucket)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compress.sampling import keys, permute, place_of
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), cycle=st.integers(0, 2**40))
 def test_every_number_appears_exactly_once(n: int, seed: int, cycle: int) -> None:
     there = permute(np.arange(n, dtype=np.int64), n, keys(seed, cycle))
@@ -60,7 +60,7 @@ def test_neighbours_do_not_stay_neighbours() -> None:
     assert (np.abs(np.diff(there)) <= 10).mean() < 0.001  # 0.0002 by chance
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1))
 def test_place_of_inverts_permute(n: int, seed: int) -> None:
     spots = np.arange(n, dtype=np.int64)

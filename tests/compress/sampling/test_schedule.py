@@ -21,7 +21,7 @@ def some(n: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 5000),
     parts=st.integers(1, 20),
@@ -39,7 +39,7 @@ def test_with_p_of_one_nth_an_epoch_visits_every_coordinate_exactly_once(
     assert sorted(seen) == list(range(n))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     n=st.integers(200, 5000),
     share=st.fractions(Fraction(1, 20), Fraction(1), max_denominator=40),
@@ -183,7 +183,7 @@ def test_the_sample_of_a_round_is_the_one_in_the_specification() -> None:
     assert s.units[:8].tolist() == [11, 13, 14, 19, 20, 21, 27, 30]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 5000),
     p=st.sampled_from([1.0, 0.5, 0.3, 0.1, 2 / 7, 0.003]),

@@ -20,7 +20,7 @@ def plain(v: np.ndarray, k: int) -> list[int]:
     return sorted(i for i in order[:k] if abs(float(v[i])) >= 2.0**-100)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(v=hnp.arrays(np.float32, st.integers(0, 60), elements=finite), share=st.floats(0, 1))
 def test_topk_is_what_sorting_gives(v: np.ndarray, share: float) -> None:
     k = max(round(share * len(v)), 1)

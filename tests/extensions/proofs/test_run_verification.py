@@ -191,7 +191,7 @@ def facts(folder: Path) -> tuple[object, ...]:
 
 
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_while_a_run_goes_on_no_byte_of_its_ledger_changes_what_it_says(
     going_on: Path, data: st.DataObject
 ) -> None:

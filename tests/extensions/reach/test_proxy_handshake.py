@@ -128,7 +128,7 @@ def test_an_http_proxy_that_refuses_is_told_with_its_status(status: str) -> None
         connect(HTTP, "host", 443, [f"HTTP/1.0 {status}\r\nContent-Type: text/html\r\n\r\n<html>".encode()])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.binary(max_size=200) | st.just(b"HTTP/1.1 200 OK\r\n") | st.just(b"A: b\r\n" * 3000), max_size=8

@@ -141,7 +141,7 @@ def test_an_activation_that_is_not_finite_changes_nothing() -> None:
     line.receiver.decode(line.sender.encode([Rows(1, 2)], values), [Rows(1, 2)])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_bytes_of_a_stranger_are_refused_or_decode(data: st.DataObject) -> None:
     """Damaged, cut or foreign bytes raise PacketError or MemoryMismatch, never another error."""

@@ -133,7 +133,7 @@ def test_changes_come_closer_than_direct_quantisation() -> None:
     assert errors[2] < errors[0] / 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.binary(max_size=80),
     st.sampled_from(["activations", "gradients", "mismatch"]),

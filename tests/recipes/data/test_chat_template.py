@@ -375,7 +375,7 @@ def reader(header: str, default: str, strips: str, end: str) -> tuple[Any, RowTo
     return tokenizer, make_row_tokenizer(tokenizer, data, Dataset(path="my.jsonl"), first)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     some.sampled_from([*HEADERS]),
     some.sampled_from(["", DEFAULT]),

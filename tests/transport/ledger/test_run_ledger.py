@@ -447,14 +447,14 @@ while True:
 def test_killed_at_random_instants_what_was_announced_is_there(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     announced = -1
-    for i in range(8):
+    for i in range(5):
         child = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True,
             env=os.environ | {"PYTHONPATH": str(root)},
         )  # fmt: skip
         assert child.stdout is not None
         child.stdout.readline()
-        time.sleep(0.02 + 0.013 * i)
+        time.sleep(0.02 + 0.021 * i)
         child.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
         lines = child.stdout.read().split()
         child.wait()

@@ -330,10 +330,10 @@ def test_a_committed_round_reports_its_straggler_deadline() -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_long_histories_with_measured_deadlines() -> None:
+def test_forty_long_histories_with_measured_deadlines() -> None:
     """Stalls and jitter of all sizes; every sample is counted once, and rounds do close without somebody."""
     cut = 0
-    for seed in range(100):
+    for seed in range(40):
         random = Random(seed)
         settings = toy_settings(
             samples=60, global_batch=4, eval=True, eval_every=3, step_timeout=60.0, peer_timeout=90.0
@@ -358,7 +358,7 @@ def test_a_hundred_long_histories_with_measured_deadlines() -> None:
         assert ended.finished, f"seed {seed}"
         assert sorted(swarm.trained) == list(range(60)), f"seed {seed}"
         cut += any("goes on without" in said for said in warnings(swarm))
-    assert cut > 10, "deadlines have been met in these histories"
+    assert cut > 4, "deadlines have been met in these histories"
 
 
 def test_the_speed_of_a_run_is_that_of_its_last_commits_and_not_of_its_wait() -> None:

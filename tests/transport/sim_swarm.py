@@ -17,7 +17,7 @@ from toy_swarm import toy_settings
 
 from transport import actions as do
 from transport.hub import Extend, HubState
-from transport.ledger import RECENT, VOTING_ROUNDS, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
+from transport.ledger import RECENT, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
 from transport.peer import PeerState, SessionState
 from transport.protocol import (
     Event,
@@ -42,8 +42,8 @@ class Books:
 
     rounds: list[RoundRow] = field(default_factory=list)
     counted: SamplePool = field(default_factory=SamplePool)
-    keys: list[dict[str, str]] = field(default_factory=list)  # of each round that counted: peer -> key
-    voters: frozenset[str] = frozenset()
+    # of each round that counted: its members, and peer -> key
+    keys: list[tuple[tuple[str, ...], dict[str, str]]] = field(default_factory=list)
     sessions: dict[str, OpenSession] = field(default_factory=dict)
     evaluation: EvaluationRow | None = None
     peers: dict[str, KnownPeer] = field(default_factory=dict)
@@ -332,9 +332,7 @@ class SimSwarm:
                 )
             )
         if keys := {c.peer: c.key for c in good if c.leases}:
-            self.books.keys.append(keys)
-            recent = [pair for keys in self.books.keys[-VOTING_ROUNDS:] for pair in keys.items()]
-            self.books.voters = frozenset(key for peer, key in recent if peer in job.members)
+            self.books.keys.append((job.members, keys))
         sizes, tokens = {c.peer: 9 for c in good}, {c.peer: TOKENS for c in good}
         done = do.CommitDone(
             round=job.round,

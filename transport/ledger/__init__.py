@@ -1,12 +1,23 @@
 """Durable state: a run's ledger, and append-only packet logs."""
 
-from .books import DATABASE, set_aside
+from .book_tables import (
+    MALFORMED,
+    Change,
+    Rows,
+    count_rounds,
+    key_of,
+    meta_rows,
+    meta_value,
+    packets_end,
+    rows_of,
+)
+from .books import DATABASE, open_books, set_aside
+from .decision_chain import entry_of, first_head_of, linked
 from .journal import JOURNAL
-from .ledger_copy import TAKEN_OVER, LedgerChanges, LedgerCopy, changes_after, updates_between
-from .packet_log import HEADER_SIZE, PACKETS, TAIL, PacketLog, pack_header, read_packets
+from .packet_log import HEADER_SIZE, PACKETS, TAIL, PacketLog, pack_header, read_headers, read_packets
 from .run_ledger import (
+    LOCK,
     RECENT,
-    VOTING_ROUNDS,
     Counted,
     EvaluationRow,
     KnownPeer,
@@ -14,9 +25,11 @@ from .run_ledger import (
     OpenSession,
     Recovered,
     RoundRow,
+    check_packet_log,
     is_locked,
     lock_exclusively,
     merge_wal,
+    packet_records,
 )
 from .update_log import (
     ERROR_FEEDBACK,

@@ -127,14 +127,6 @@ def dump(db: sqlite3.Connection) -> Iterator[list[Change]]:
             yield [Change(table, [list(row) for row in rows])]
 
 
-def change_to(db: sqlite3.Connection, table: str, rows: Rows) -> Change:
-    """Return the change after which a table has these rows and no others."""
-    wanted = {tuple(key_of(table, row)): row for row in rows}
-    there = {tuple(key_of(table, row)): row for row in rows_of(db, table)}
-    put = [row for key, row in wanted.items() if there.get(key) != row]
-    return Change(table, put, [list(key) for key in there.keys() - wanted.keys()])
-
-
 def first_difference(db: sqlite3.Connection, other: sqlite3.Connection) -> str:
     """Name the first table, and the key in it, in which two books differ; "" where they are equal."""
     tables = ", ".join(f"'{table}'" for table in COLUMNS)  # an older version had one more

@@ -73,7 +73,6 @@ from .packet_log import PACKETS, PacketLog, Record, count_records, read_packets,
 
 LOCK = "ledger.lock"
 HASHERS = min(4, os.cpu_count() or 1)  # threads that read the packets of a resumed run
-VOTING_ROUNDS = 8  # a round that closed with the updates of few must not make these few the majority
 RECENT = 8  # rounds from which the members' speeds are estimated
 
 
@@ -410,11 +409,6 @@ class Ledger:
         )
         return [Counted(lease, peer, session, unpack_ranges(ids)) for lease, peer, session, ids in rows]
 
-    @property
-    def voters(self) -> frozenset[str]:
-        """Return the keys of the peers that may elect a standby."""
-        return voters_of(self._db)
-
     def contributions(self, rounds: int = 2**62) -> dict[str, tuple[int, int]]:
         """Return key of a peer -> (its samples, rounds that counted them) in the first so many rounds."""
         samples, seen = Counter[str](), defaultdict[str, set[int]](set)
@@ -617,21 +611,6 @@ def check_nothing_follows(path: Path, rows: Sequence[Record]) -> None:
         return
     why = f"it has {len(rows)} rounds, and so has {JOURNAL}, but {PACKETS} has those of {count_records(path)}"
     raise damaged(path.with_name(DATABASE), why, BOTH)
-
-
-def voters_of(db: sqlite3.Connection) -> frozenset[str]:
-    """Return the keys of the peers that may elect a standby.
-
-    They are the members of the newest round that counted samples, if one of the last VOTING_ROUNDS counted
-    theirs.
-    """
-    (newest,) = db.execute("SELECT max(round) FROM counted").fetchone()
-    if newest is None:
-        return frozenset()
-    (members,) = db.execute("SELECT members FROM rounds WHERE round=?", (newest,)).fetchone()
-    here, recent = set(json.loads(members)), (newest - VOTING_ROUNDS,)
-    rows = db.execute("SELECT DISTINCT key, peer FROM counted WHERE round > ?", recent)
-    return frozenset(key for key, peer in rows if peer in here)
 
 
 def columns_of(row: RoundRow) -> tuple[Any, ...]:

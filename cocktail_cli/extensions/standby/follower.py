@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from transport.ledger import ERROR_FEEDBACK, HEADER_SIZE, LedgerChanges, LedgerCopy
+from transport.ledger import ERROR_FEEDBACK, HEADER_SIZE
 from transport.peer import LinkLimits, PeerIdentity, PeerLink, hashes_size
 from transport.protocol import (
     LedgerError,
@@ -33,6 +33,7 @@ from transport.protocol import (
 from transport.transfer import HASH_BLOCK, FreeDisk, Spool
 
 from .bodies import NAME, Grown, Stored
+from .ledger_copy import LedgerChanges, LedgerCopy
 from .succession import HEARD_S
 
 LOOK_S = 10.0  # seconds between two looks at the hub's files

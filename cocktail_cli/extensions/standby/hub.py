@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from transport.hub import HubParts
-from transport.ledger import TAKEN_OVER, Counted
+from transport.ledger import Counted
 from transport.membership import Session
 from transport.protocol import ProtocolError, messages, read_msgpack
 from transport.scheduling import CommitSeconds, HubExtension, Lines
@@ -34,6 +34,7 @@ from transport.transfer import ObjectStore
 from transport.wire import key_of
 
 from .bodies import NAME, Backs, Follow, Grown, Standby, Stored
+from .ledger_copy import TAKEN_OVER
 
 if TYPE_CHECKING:
     from .hub_process import HubProcess

@@ -24,11 +24,11 @@ import msgspec
 from cocktail_cli.assembly import hub_routes
 from transport import Ledger, RunKeys, ask_status
 from transport.actions import Shell
-from transport.ledger import changes_after, updates_between
 from transport.protocol import Cost, ObjectKind, TransportError
 from transport.transfer import ObjectSource, ObjectStore, memory_source
 
 from .bodies import NAME, Standby
+from .ledger_copy import changes_after, open_tables, updates_between, voters_of
 
 KEPT = 8  # objects
 ONE = (NAME,)
@@ -57,7 +57,8 @@ class HubProcess:
 
     def voters(self) -> frozenset[str]:
         """Return the keys of the peers that may elect a standby; called in the commit thread."""
-        return self._ledger.voters
+        with open_tables(self._ledger.folder) as db:
+            return voters_of(db)
 
     def record(self, standby: Standby | None) -> None:
         """Write into the ledger who the standby is; None: nobody."""

@@ -32,9 +32,9 @@ from .bodies import NAME, Follow
 if TYPE_CHECKING:
     from recipes.algorithm import PacketLimits
     from transport import RunKeys, RunURL
-    from transport.ledger import LedgerCopy
 
     from .follower import Follower
+    from .ledger_copy import LedgerCopy
     from .lookout import Lookout
     from .succession import Succession
 
@@ -239,7 +239,7 @@ class StandbySession:
 
     def _take_over(self, follower: Follower, lookout: Lookout) -> None:
         """Host the run: from now on this folder is the run's."""
-        from transport.ledger import LedgerCopy
+        from .ledger_copy import LedgerCopy
 
         if self.session is None:
             self._prepare(follower)

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
+from sim_swarm import STOP, TOKEN, Books, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from cocktail_cli.extensions.standby import StandbyPeer
 from cocktail_cli.extensions.standby.bodies import NAME, Follow, Grown, Stored
 from cocktail_cli.extensions.standby.hub import Replication
+from cocktail_cli.extensions.standby.ledger_copy import VOTING_ROUNDS
 from cocktail_cli.extensions.standby.succession import Succession
 from transport import actions as do
 from transport.peer import Elsewhere, PeerState
@@ -28,6 +29,13 @@ ACT = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0.5, 2.0, 6.0])),
     st.tuples(st.just("wake"), st.just(0)),
 )
+
+
+def voters_in(books: Books) -> frozenset[str]:
+    """Keys of the members of the newest counting round of which a recent round counted samples."""
+    members, _ = books.keys[-1] if books.keys else ((), {})
+    recent = [pair for _, keys in books.keys[-VOTING_ROUNDS:] for pair in keys.items()]
+    return frozenset(key for peer, key in recent if peer in members)
 
 
 class Follower(SimPeer):
@@ -55,7 +63,7 @@ class Follower(SimPeer):
             assert isinstance(self.swarm, StandbySwarm)
             self.number = grown.number
             self.rounds = len(self.swarm.books.rounds)
-            self.voters = self.swarm.books.voters
+            self.voters = voters_in(self.swarm.books)
             stored = msgspec.msgpack.encode(Stored(grown.number, self.rounds))
             self.say([messages.Extension(NAME, stored)])
 
@@ -84,7 +92,7 @@ class Process:
     recorded = ""
 
     def __init__(self, swarm: StandbySwarm) -> None:
-        self.voters = lambda: swarm.books.voters
+        self.voters = lambda: voters_in(swarm.books)
         self.record = self.ask = lambda *_: None
 
 

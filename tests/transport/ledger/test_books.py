@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, nullcontext
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from transport.ledger import (
     EvaluationRow,
     KnownPeer,
     Ledger,
-    LedgerCopy,
     OpenSession,
     RoundRow,
     lock_exclusively,
@@ -438,40 +436,3 @@ def test_changes_carried_out_twice_are_carried_out_once(acts: list[tuple[int, bo
         post(twice, [*changes, *changes[min(again, len(changes)) :]])
         tables = [db.execute("SELECT * FROM meta").fetchall() for db in (once, twice)]
     assert tables[0] == tables[1]
-
-
-@pytest.mark.parametrize("name", BOOKS)
-@pytest.mark.parametrize("how", [removed, emptied, halved, flipped(0.4)])
-def test_a_copy_is_mended_like_the_original(
-    tmp_path: Path,
-    name: str,
-    how: Callable[[bytes], bytes | None],
-    copies: Callable[[Path, Path], LedgerCopy],
-) -> None:
-    lived(tmp_path / "hub").close()
-    copy = copies(tmp_path / "hub", tmp_path / "standby")
-    link, rounds = copy.link, copy.rounds
-    copy.close()
-    was = facts(tmp_path / "standby")
-    damage(tmp_path / "standby", name, how)
-
-    with LedgerCopy(tmp_path / "standby") as again:
-        assert (again.link, again.rounds) == (link, rounds) == (link, ROUNDS)
-        assert facts(tmp_path / "standby") == was
-
-
-@pytest.fixture
-def copies() -> Iterator[Callable[[Path, Path], LedgerCopy]]:
-    """Makes the whole copy of a ledger that has no update log."""
-    from transport.ledger import changes_after
-
-    made: list[LedgerCopy] = []
-
-    def copied(hub: Path, to: Path) -> LedgerCopy:
-        made.append(LedgerCopy(to))
-        made[-1].apply(changes_after(hub, 0), BytesIO((hub / "packets.log").read_bytes()), [])
-        return made[-1]
-
-    yield copied
-    for copy in made:
-        copy.close()

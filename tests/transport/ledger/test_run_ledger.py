@@ -9,11 +9,9 @@ import subprocess
 import sys
 import time
 import zlib
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,14 +19,10 @@ from hypothesis import strategies as st
 from transport import Ledger
 from transport.ledger import (
     HEADER_SIZE,
-    VOTING_ROUNDS,
     Counted,
     EvaluationRow,
-    LedgerChanges,
-    LedgerCopy,
     OpenSession,
     RoundRow,
-    changes_after,
     packet_log,
     read_packets,
 )
@@ -91,29 +85,6 @@ def test_a_ledger_on_a_network_file_system_has_no_write_ahead_log_whatever_it_be
             assert len(reader.rounds()) == 5
     with begin(tmp_path) as ledger:
         assert (len(ledger.rounds()), ledger.verify().counted) == (5, 20)
-
-
-def test_members_vote_whose_samples_a_recent_round_counted(tmp_path: Path) -> None:
-    """A round that closes with one update makes its peer no majority; one that has left has no vote."""
-    with begin(tmp_path) as ledger:
-
-        def round_of(number: int, members: tuple[str, ...], workers: tuple[str, ...]) -> frozenset[str]:
-            counted = [
-                Counted(number, name, f"session-{name}", ((at, at + 1),), f"key-{name}")
-                for at, name in enumerate(workers, 5 * number)
-            ]
-            row = RoundRow(number, number, 1.0, 2.0, 0, members, workers, 3.5, 10)
-            ledger.commit(row, b"packet", tuple(counted))
-            return frozenset(key.removeprefix("key-") for key in ledger.voters)
-
-        everybody = ("ann", "bob", "cyd", "dan")
-        assert ledger.voters == frozenset()
-        assert round_of(0, everybody, ("ann", "bob", "cyd")) == {"ann", "bob", "cyd"}, "dan has not worked"
-        assert round_of(1, ("ann", "bob", "dan"), ("ann",)) == {"ann", "bob"}, "cyd has left"
-        for number in range(2, VOTING_ROUNDS):
-            assert round_of(number, everybody, ("ann",)) == {"ann", "bob", "cyd"}
-        assert round_of(VOTING_ROUNDS, everybody, ("ann",)) == {"ann"}
-        assert round_of(VOTING_ROUNDS + 1, everybody, ()) == {"ann"}, "it counted nobody's samples"
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
@@ -230,36 +201,6 @@ def test_a_decision_altered_afterwards_is_named(tmp_path: Path, change: str, nam
 
     with Ledger(tmp_path, write=False) as ledger, pytest.raises(LedgerError, match=named):
         ledger.verify()
-
-
-@pytest.mark.parametrize("most", [2, 3, 512])
-@pytest.mark.parametrize("followed", [False, True])
-def test_a_copy_follows_what_was_corrected(tmp_path: Path, followed: bool, most: int) -> None:
-    """A replay has told other fingerprints, and an evaluation was repeated: of a copy that had the rows of
-    before, and of one that begins, a few links at a time. Receipts name heads of before."""
-    chained(tmp_path / "hub", rounds=5)
-    with (
-        Ledger(tmp_path / "hub", run="toy", samples=40, origin=ORIGIN) as ledger,
-        LedgerCopy(tmp_path / "standby") as copy,
-    ):
-        packets = (tmp_path / "hub" / "packets.log").read_bytes()
-        if followed:
-            copy.apply(changes_after(tmp_path / "hub", 0), BytesIO(packets), [])
-        heads = [ledger.head(rounds) for rounds in range(6)]
-        for round, fingerprint in ((3, 10), (1, 11)):
-            ledger.proven(round, fingerprint)
-        ledger.evaluated(repeated := EvaluationRow(2, 2, 1.25, 100, True, (0.75,)))
-        assert [ledger.head(rounds) for rounds in range(6)] == heads
-        while copy.head.hex() != ledger.head():
-            changes = changes_after(tmp_path / "hub", copy.link, most)
-            rounds = msgspec.msgpack.decode(changes, type=LedgerChanges).rounds
-            start, stop = (ledger.record(r) for r in (rounds[0], rounds[-1])) if rounds else (None, None)
-            new = packets[start.offset : stop.end] if start and stop else b""
-            copy.apply(changes, BytesIO(new), [])
-    with Ledger(tmp_path / "standby", run="toy", samples=40) as taken:
-        assert taken.evaluations() == [repeated]
-        assert [row.fingerprint for row in taken.rounds()] == [7, 11, 7, 10, 7]
-        taken.verify()
 
 
 def test_a_fingerprint_that_is_known_rounds_later_is_chained_then(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ with them: what it holds is the hub's history, or it is refused. The copy opens 
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -17,29 +18,41 @@ from typing import Annotated, Any, BinaryIO
 
 import msgspec
 
-from transport.protocol import LedgerError
-
-from .book_tables import (
+from transport.ledger import (
+    DATABASE,
+    LOCK,
     MALFORMED,
+    PACKETS,
+    UPDATES,
     Change,
+    PacketLog,
     Rows,
-    change_to,
+    check_packet_log,
     count_rounds,
+    entry_of,
+    first_head_of,
+    key_of,
+    linked,
+    lock_exclusively,
     meta_rows,
     meta_value,
+    open_books,
+    pack_header,
+    packet_records,
     packets_end,
+    read_headers,
+    read_packets,
+    retired,
     rows_of,
+    scan_rounds,
 )
-from .books import open_books
-from .decision_chain import entry_of, first_head_of, linked
-from .packet_log import PACKETS, PacketLog, pack_header, read_headers, read_packets
-from .run_ledger import LOCK, check_packet_log, lock_exclusively, packet_records, voters_of
-from .update_log import UPDATES, retired, scan_rounds
+from transport.protocol import LedgerError
 
 MOST_LINKS = 512  # of one message
 MOST_BYTES = 8 << 20  # of its rounds' packets and rows; the updates are as many times more as peers
 ROW = 200  # bytes of a lease that was counted, about
 COPIED_AT_ONCE = 1 << 20  # bytes
+VOTING_ROUNDS = 8  # a round that closed with the updates of few must not make these few the majority
 TAKEN_OVER = 1 << 20  # added to the term; a hub that is only started again adds 1
 SMALL = ("meta", "leased", "sessions", "peers")  # tables that are copied whole
 OF_KIND = {  # kind of a link -> the tables with its rows
@@ -76,9 +89,14 @@ class LedgerChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return [int(row[2]) for row in self.grown["chain"] if row[1] == "round"]
 
 
+def open_tables(folder: Path) -> closing[sqlite3.Connection]:
+    """Open the tables of a ledger to read; any process may."""
+    return closing(sqlite3.connect(folder / DATABASE, isolation_level=None, timeout=10))
+
+
 def changes_after(folder: Path, since: int, most: int = MOST_LINKS) -> bytes:
-    """Read what a copy that has link `since` lacks, as one state of the ledger; any process may."""
-    with closing(sqlite3.connect(folder / "ledger.db", isolation_level=None, timeout=10)) as db:
+    """Read what a copy that has link `since` lacks, as one state of the ledger."""
+    with open_tables(folder) as db:
         db.execute("BEGIN")
         chain = rows_of(db, "chain", f"link > {since} AND link <= {since + most}")
         fits = within(db, chain)
@@ -150,6 +168,29 @@ def records_between(path: Path, start: int, stop: int) -> dict[int, bytes]:
                 payload = file.read(record.length)
                 found[record.round] = pack_header(record.round, payload) + payload
     return found
+
+
+def change_to(db: sqlite3.Connection, table: str, rows: Rows) -> Change:
+    """Return the change after which a table has these rows and no others."""
+    wanted = {tuple(key_of(table, row)): row for row in rows}
+    there = {tuple(key_of(table, row)): row for row in rows_of(db, table)}
+    put = [row for key, row in wanted.items() if there.get(key) != row]
+    return Change(table, put, [list(key) for key in there.keys() - wanted.keys()])
+
+
+def voters_of(db: sqlite3.Connection) -> frozenset[str]:
+    """Return the keys of the peers that may elect a standby.
+
+    They are the members of the newest round that counted samples, if one of the last VOTING_ROUNDS counted
+    theirs.
+    """
+    (newest,) = db.execute("SELECT max(round) FROM counted").fetchone()
+    if newest is None:
+        return frozenset()
+    (members,) = db.execute("SELECT members FROM rounds WHERE round=?", (newest,)).fetchone()
+    here, recent = set(json.loads(members)), (newest - VOTING_ROUNDS,)
+    rows = db.execute("SELECT DISTINCT key, peer FROM counted WHERE round > ?", recent)
+    return frozenset(key for key, peer in rows if peer in here)
 
 
 class LedgerCopy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,21 +13,20 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_books import BOOKS, ROUNDS, damage, emptied, facts, flipped, halved, lived, removed
+from test_run_ledger import ORIGIN, begin, chained
 
-from transport.ledger import (
+from cocktail_cli.extensions.standby.ledger_copy import (
     TAKEN_OVER,
-    Counted,
-    EvaluationRow,
-    KnownPeer,
-    Ledger,
+    VOTING_ROUNDS,
     LedgerChanges,
     LedgerCopy,
-    OpenSession,
-    RoundRow,
-    UpdateLog,
     changes_after,
+    open_tables,
     updates_between,
+    voters_of,
 )
+from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, OpenSession, RoundRow, UpdateLog
 from transport.protocol import LedgerError, WeightedPacket
 
 ACTS = st.lists(
@@ -189,7 +189,7 @@ def test_a_message_has_as_many_rounds_as_their_packets_and_rows_leave_room_for(
 ) -> None:
     """So it has a bound that a standby knows, however many peers the run has."""
     rounds, crowd, most = 5, 300, 1 << 18
-    monkeypatch.setattr("transport.ledger.ledger_copy.MOST_BYTES", most)
+    monkeypatch.setattr("cocktail_cli.extensions.standby.ledger_copy.MOST_BYTES", most)
     names = tuple(f"peer-{n}" for n in range(crowd))
     with Ledger(tmp_path, run="a-run", samples=10**6, origin={"hub": "k"}) as ledger:
         for round in range(rounds):
@@ -205,3 +205,101 @@ def test_a_message_has_as_many_rounds_as_their_packets_and_rows_leave_room_for(
 
     assert 0 < len(came) < rounds
     assert len(first) < most
+
+
+def test_members_vote_whose_samples_a_recent_round_counted(tmp_path: Path) -> None:
+    """A round that closes with one update makes its peer no majority; one that has left has no vote."""
+    with begin(tmp_path) as ledger, open_tables(tmp_path) as db:
+
+        def round_of(number: int, members: tuple[str, ...], workers: tuple[str, ...]) -> frozenset[str]:
+            counted = [
+                Counted(number, name, f"session-{name}", ((at, at + 1),), f"key-{name}")
+                for at, name in enumerate(workers, 5 * number)
+            ]
+            row = RoundRow(number, number, 1.0, 2.0, 0, members, workers, 3.5, 10)
+            ledger.commit(row, b"packet", tuple(counted))
+            return frozenset(key.removeprefix("key-") for key in voters_of(db))
+
+        everybody = ("ann", "bob", "cyd", "dan")
+        assert voters_of(db) == frozenset()
+        assert round_of(0, everybody, ("ann", "bob", "cyd")) == {"ann", "bob", "cyd"}, "dan has not worked"
+        assert round_of(1, ("ann", "bob", "dan"), ("ann",)) == {"ann", "bob"}, "cyd has left"
+        for number in range(2, VOTING_ROUNDS):
+            assert round_of(number, everybody, ("ann",)) == {"ann", "bob", "cyd"}
+        assert round_of(VOTING_ROUNDS, everybody, ("ann",)) == {"ann"}
+        assert round_of(VOTING_ROUNDS + 1, everybody, ()) == {"ann"}, "it counted nobody's samples"
+
+
+@pytest.mark.parametrize("most", [2, 3, 512])
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_copy_follows_what_was_corrected(tmp_path: Path, followed: bool, most: int) -> None:
+    """A replay has told other fingerprints, and an evaluation was repeated: of a copy that had the rows of
+    before, and of one that begins, a few links at a time. Receipts name heads of before."""
+    chained(tmp_path / "hub", rounds=5)
+    with (
+        Ledger(tmp_path / "hub", run="toy", samples=40, origin=ORIGIN) as ledger,
+        LedgerCopy(tmp_path / "standby") as copy,
+    ):
+        packets = (tmp_path / "hub" / "packets.log").read_bytes()
+        if followed:
+            copy.apply(changes_after(tmp_path / "hub", 0), BytesIO(packets), [])
+        heads = [ledger.head(rounds) for rounds in range(6)]
+        for round, fingerprint in ((3, 10), (1, 11)):
+            ledger.proven(round, fingerprint)
+        ledger.evaluated(repeated := EvaluationRow(2, 2, 1.25, 100, True, (0.75,)))
+        assert [ledger.head(rounds) for rounds in range(6)] == heads
+        while copy.head.hex() != ledger.head():
+            changes = changes_after(tmp_path / "hub", copy.link, most)
+            rounds = msgspec.msgpack.decode(changes, type=LedgerChanges).rounds
+            start, stop = (ledger.record(r) for r in (rounds[0], rounds[-1])) if rounds else (None, None)
+            new = packets[start.offset : stop.end] if start and stop else b""
+            copy.apply(changes, BytesIO(new), [])
+    with Ledger(tmp_path / "standby", run="toy", samples=40) as taken:
+        assert taken.evaluations() == [repeated]
+        assert [row.fingerprint for row in taken.rounds()] == [7, 11, 7, 10, 7]
+        taken.verify()
+
+
+@pytest.mark.parametrize("name", BOOKS)
+@pytest.mark.parametrize("how", [removed, emptied, halved, flipped(0.4)])
+def test_a_copy_is_mended_like_the_original(
+    tmp_path: Path,
+    name: str,
+    how: Callable[[bytes], bytes | None],
+    copies: Callable[[Path, Path], LedgerCopy],
+) -> None:
+    lived(tmp_path / "hub").close()
+    copy = copies(tmp_path / "hub", tmp_path / "standby")
+    link, rounds = copy.link, copy.rounds
+    copy.close()
+    was = facts(tmp_path / "standby")
+    damage(tmp_path / "standby", name, how)
+
+    with LedgerCopy(tmp_path / "standby") as again:
+        assert (again.link, again.rounds) == (link, rounds) == (link, ROUNDS)
+        assert facts(tmp_path / "standby") == was
+
+
+@pytest.fixture
+def copies() -> Iterator[Callable[[Path, Path], LedgerCopy]]:
+    """Makes the whole copy of a ledger that has no update log."""
+    made: list[LedgerCopy] = []
+
+    def copied(hub: Path, to: Path) -> LedgerCopy:
+        made.append(LedgerCopy(to))
+        made[-1].apply(changes_after(hub, 0), BytesIO((hub / "packets.log").read_bytes()), [])
+        return made[-1]
+
+    yield copied
+    for copy in made:
+        copy.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x92\x01\x02", b"\x91" * 200_000, b"\xdd\xff\xff\xff\xff", b"\x81\xa1\xff\x01"]
+)
+def test_hostile_msgpack_is_no_change_of_a_ledger(data: bytes, tmp_path: Path) -> None:
+    copy = LedgerCopy(tmp_path)
+    with pytest.raises(LedgerError):
+        copy.apply(data, b"", b"")
+    copy.close()

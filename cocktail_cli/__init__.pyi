@@ -13,5 +13,8 @@ from .extensions.api import events as events
 from .extensions.api import join as join
 from .extensions.api import launch as launch
 from .extensions.api import resume as resume
+from .extensions.own_loop.named_tensors import save_base as save_base
+from .extensions.own_loop.swarm import join_with as join_with
+from .extensions.own_loop.trainer_callback import CocktailCallback as CocktailCallback
 
 __version__: str

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from msgspec import Struct
+    from torch import nn
 
     from recipes.config import Recipe
     from recipes.errors import Finding
@@ -242,6 +243,7 @@ class Joining:
     """An optional capability around the sessions that a volunteer has in a run, one after the other."""
 
     machines = 1  # that are one peer together; 0: it is not known yet how many
+    process = True  # that of a session is its own: it ends where leaving takes too long
     keeps = True  # a peer leaves a checkpoint for its return
 
     def run(self, me: TakingPart) -> int | None:
@@ -258,6 +260,9 @@ class Joining:
 
     def check(self, recipe: Recipe) -> None:
         """Raise an error of recipes where this run is not for it."""
+
+    def model(self) -> nn.Module | None:
+        """Return the model that trains, where it is made already; None: the run's, by its config.json."""
 
     def builder(
         self, link: PeerLink, leave: Callable[[str], None], vram_limit: int | None
@@ -620,6 +625,7 @@ EXTENSIONS = (
         options=(Option("--layers", LAYERS, str, MACHINE, "auto|SIZE"),),
         removed=dict.fromkeys(("stage", "join --ring"), EACH),
     ),
+    Row("own_loop", keys=True, names=("join_with", "CocktailCallback", "save_base")),
     Row("ddp_hook", names=("CocktailState", "cocktail_hook")),
     Row("results", keys=True),
     Row(

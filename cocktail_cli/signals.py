@@ -83,7 +83,8 @@ def leave_on_signal(
 ) -> Iterator[LeaveRequest]:
     """Call `leave` with the reason at the first signal; call `at_once` and raise Interrupted at the next.
 
-    All run in the main thread between two bytecodes of whatever it does: they may only set flags.
+    All run in the main thread between two bytecodes of whatever it does: they may only set flags. In another
+    thread no signal is handled.
 
     Args:
         second: is called at a second Ctrl-C, which then does not end at once.
@@ -108,6 +109,8 @@ def leave_on_signal(
 
     # nohup has SIGHUP ignored, which is to stay so
     handled = [s for s in SIGNALS if s == signal.SIGINT or signal.getsignal(s) is not signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        handled = []
     before = {signum: signal.signal(signum, handle) for signum in handled}
     try:
         yield request

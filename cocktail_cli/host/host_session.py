@@ -253,6 +253,8 @@ class HostSession:
         from .narrator import Narrator
         from .snapshot_thread import SnapshotThread
 
+        if self.recipe.objective.invitation():
+            peers = 0
         self.arguments = arguments_of(local, peers)
         with ExitStack() as ours:  # until the hub has it
             ledger = ours.enter_context(self.reopen()) if self.resumed else None
@@ -324,14 +326,13 @@ class HostSession:
 
     def prepare(self) -> RunDelegate:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
-        from recipes.data import read_rows, typed_prompt
-        from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base, vocabulary_of
-        from recipes.weight_files import check_finite
+        from recipes.data import read_rows
+        from recipes.models import prepare_base
         from transport import Ledger
 
         from .run_delegate import RunDelegate
 
-        stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
+        model = self.recipe.model
         for one in used(self.recipe):
             one.check_host(self.recipe)
         data = in_folder.with_data_here(self.recipe, self.folder)
@@ -347,26 +348,39 @@ class HostSession:
             base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
             base = replace(base, licence=self._licence_for_peers(base))
             self._pin_recipe(base)
-            tokenizer = load_tokenizer(self.recipe.model, base.folder)
         else:
             base = same_base(self.resumed, self.recipe, origin)
             check_begun_files(self.folder, origin, in_folder.TOKENIZER)
-            tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
-        check_fit(self.recipe, base.folder)
-        if self.resumed is None:
-            check_finite(base.folder, model.trust_remote_code)
-        corpus = self._build_corpus(data, tokenizer, vocabulary_of(base.folder))
-        if self.resumed is None:
-            tokenizer.save_pretrained(stored)
-            trained = (corpus.sample(position) for position in range(len(corpus)))
-            self.prompt = typed_prompt(tokenizer, corpus.held_out or trained)
-        else:
+        (self.folder / in_folder.TOKENIZER).mkdir(exist_ok=True)
+        corpus = self.recipe.objective.corpus(self.recipe) or self._tokenized(data, base.folder)
+        if self.resumed is not None:
             check_corpus(self.resumed, self.recipe, corpus)
         for line in corpus.found:
             self.show(events.Progressed(f"data: {line}"))
         for warning in corpus.warnings:
             self.show(events.Warning(warning))
         return RunDelegate(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
+
+    def _tokenized(self, data: Resolved, base: Path) -> Corpus | StreamedCorpus:
+        """Build the corpus of a run's data sets; store the tokenizer and a prompt of a new run."""
+        from recipes.data import typed_prompt
+        from recipes.models import check_fit, load_tokenizer, open_tokenizer, vocabulary_of
+        from recipes.weight_files import check_finite
+
+        stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
+        if self.resumed is None:
+            tokenizer = load_tokenizer(model, base)
+        else:
+            tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
+        check_fit(self.recipe, base)
+        if self.resumed is None:
+            check_finite(base, model.trust_remote_code)
+        corpus = self._build_corpus(data, tokenizer, vocabulary_of(base))
+        if self.resumed is None:
+            tokenizer.save_pretrained(stored)
+            trained = (corpus.sample(position) for position in range(len(corpus)))
+            self.prompt = typed_prompt(tokenizer, corpus.held_out or trained)
+        return corpus
 
     def _licence_for_peers(self, base: Base) -> Licence:
         """Return the licence of the base. Files of a gated one are each peer's to fetch, unless the host may

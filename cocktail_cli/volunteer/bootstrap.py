@@ -35,6 +35,8 @@ from .base_weights import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from cocktail_cli.assembly import PeerBuilder, PeerExtension
     from recipes.config import Recipe
     from recipes.training import Peer
@@ -185,6 +187,8 @@ class Bootstrap:
 
     def _check_sizes(self, made: Imports) -> None:
         """Raise Failure (rejected) where config.json is of a model that the offered weights cannot be."""
+        if made.given is not None:
+            return
         weights, offer = sum(file.size for file in self.files if is_weights(file)), self.machine.plan.offer
         if made.stored > A_BYTE * weights or made.parameters > ADAPTERS * weights:
             makes = max(made.stored, made.parameters)
@@ -274,6 +278,7 @@ class Imports:
         self.thread = threading.Thread(target=self.bring, name="imports", daemon=True)
         self.folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self.error: Exception | None = None
+        self.given: nn.Module | None = None  # the model that trains, where config.json does not make it
         self.parameters = self.stored = 0  # trained, and in the base: once the model is known
         self.vocabulary: int | None = None
 
@@ -295,7 +300,7 @@ class Imports:
                 if (layers := layers_of(folder) or 0) > MOST_LAYERS:
                     said = f"the run's model has {layers:,} layers by its config.json"
                     raise hubs_fault(f"{said}, at most {MOST_LAYERS:,} are possible")
-                model = meta_trained_model(self.recipe, folder)
+                model = self.given or meta_trained_model(self.recipe, folder)
                 self.parameters = layout_of(model).size
                 adapters = self.recipe.lora is not None
                 self.stored = sum(p.numel() for p in model.parameters() if not (adapters and p.requires_grad))

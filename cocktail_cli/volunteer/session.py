@@ -176,7 +176,8 @@ class VolunteerSession:
                 stack.enter_context(life_line.leaving(leave, lambda: self.storing))
             goodbye = lambda: link.leave(self.leave_reason, 1.0)  # noqa: E731 - its reason is not known yet
             words = self._say_leaving, goodbye, partial(self._end_late, link)
-            stack.enter_context(signals.leave_in_time(lambda: self.leave_by, words, lambda: self.status))
+            if all(one.process for one in self.joining):
+                stack.enter_context(signals.leave_in_time(lambda: self.leave_by, words, lambda: self.status))
             self._say_goodbye_after(link, partial(self._joined, link, patience, welcomed), request)
 
     def _say_goodbye_after(
@@ -282,6 +283,8 @@ class VolunteerSession:
         parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server)
         extensions = bootstrap.extensions = peer_extensions(parts)
         link.listen({one.name: one.received for one in extensions})
+        models = (around.model() for around in self.joining)
+        bootstrap.imports.given = next((model for model in models if model is not None), None)
         self.run = RunLink(link, bootstrap.spool, recipe.compression.staleness, extensions)
         bootstrap.stays = self.server is not None and self.run.is_fetched_from
         with ExitStack() as stack:

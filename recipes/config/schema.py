@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
@@ -165,6 +166,18 @@ class ObjectiveSection(ExtensionSection):
 
     def row_reader(self) -> Any:
         """Make the `recipes.data.RowReader` of its `row_type`; None: it has none."""
+
+    def invitation(self) -> str:
+        """Say how a machine takes part where peers bring a model, data and a loop of their own: the hub knows
+        the names and shapes of what is trained. Empty: peers train what the hub leases."""
+        return ""
+
+    def corpus(self, recipe: Recipe) -> Any:
+        """Make the `recipes.data.Corpus` of a run without data sets; None: it is read from them."""
+
+    def open_trained(self, folder: Path) -> Any:
+        """Open the `recipes.weight_files.StoredVector` in a model's folder; None: as the model's class and
+        the recipe say."""
 
 
 class Model(Section):
@@ -440,7 +453,7 @@ class Recipe(Section):
     description: str = ""
     model: Model
     lora: Lora | None = key(None, "null: full fine-tuning")
-    datasets: Annotated[tuple[Dataset, ...], Strict(False), Field(min_length=1)]
+    datasets: Annotated[tuple[Dataset, ...], Strict(False)] = ()
     eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = key((), "held out; keys as in datasets")
     data: Data = Data()
     training: Training = Training()
@@ -473,7 +486,7 @@ class Recipe(Section):
 
     @property
     def has_eval(self) -> bool:
-        return bool(self.data.val_set_size or self.eval_datasets)
+        return bool(self.data.val_set_size or self.eval_datasets or self.objective.invitation())
 
     def to_json(self) -> str:
         """Serialize canonically: keys sorted, no spaces. `recipe_hash` is the sha256 of this text."""

@@ -365,7 +365,7 @@ def configs_with_eos(texts: Mapping[str, str], model: Model, tokenizer: Path) ->
     """Have configs of a model, name -> text, end with what the tokenizer in a folder ends texts and turns
     with, besides their own eos tokens, as in TRL. An eos token that the recipe chose comes first, and is the
     model's. Errors: ModelError."""
-    if "config.json" not in texts:
+    if "config.json" not in texts or not any(tokenizer.iterdir()):
         return dict(texts)
     found = open_tokenizer(tokenizer, code=model.trust_remote_code)
     config, generation = (parse_object(texts.get(name, "{}"), name) for name in CONFIGS)

@@ -305,6 +305,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     data = [public_name(dataset.path) for dataset in recipe.datasets]
     objective = recipe.objective
     objectives = [name for name, section in recipe.extensions.items() if section is objective]
+    brought = bool(objective.invitation())  # the model is of a class that only peers know
     about = ModelCardData(
         license=made.licence.name or None,
         license_name=made.licence.title or None,
@@ -312,8 +313,8 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
         model_name=made.run,
         eval_results=evaluations(recipe, made) or None,
         base_model=base if is_repository_id(recipe.model.model_name_or_path) else None,
-        library_name="transformers" if recipe.lora is None or made.merged else "peft",
-        pipeline_tag="text-generation",
+        library_name=None if brought else "transformers" if recipe.lora is None or made.merged else "peft",
+        pipeline_tag=None if brought else "text-generation",
         datasets=[
             name
             for dataset, name in zip(recipe.datasets, data, strict=True)
@@ -324,7 +325,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     )
     published = published_recipe(recipe)
     published.pop("description", None)  # of the recipe that the run began from
-    what = ", ".join(f"`{name}`" for name in data)
+    what = ", ".join(f"`{name}`" for name in data) or "data of its peers"
     done = sum(made.samples.values())
     steps = math.ceil(done / recipe.training.global_batch_size)
     revision = f" at `{made.revision}`" if made.revision else ""
@@ -335,7 +336,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     by = f"by {peers}{over} with [CocktailSGD]({PAPER})"
     lines = [
         f"---\n{about.to_yaml()}\n---\n",
-        f"# {base} fine-tuned on {', '.join(data)}\n",
+        f"# {base} fine-tuned on {', '.join(data) or 'data of its peers'}\n",
         f"{trained_how(recipe, made)} of `{base}`{revision} on {what}, {by}: run {made.run}, "
         f"{steps:,} steps, {made.rounds:,} rounds.{loss}\n",
         "## Training\n",
@@ -363,7 +364,7 @@ def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
         return []
     held_out = recipe.eval_datasets or recipe.datasets
     one = held_out[0].path if len(held_out) == 1 and is_repository_id(held_out[0].path) else None
-    names = ", ".join(public_name(dataset.path) for dataset in held_out)
+    names = ", ".join(public_name(dataset.path) for dataset in held_out) or "data of its peers"
     split = "" if recipe.eval_datasets else ", rows held out of training"
     values = {"loss": made.loss}
     if recipe.objective.term == "token":  # any other loss says nothing of a text
@@ -395,11 +396,12 @@ def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
         kind = "DoRA" if lora.use_dora else "LoRA"
         yield f"{kind}: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {dropout:g}{bits}"
     yield from recipe.objective.described()
-    packed = ", packed" if data.packing else ""
-    batch = training.global_batch_size
-    yield f"{samples:,} samples of at most {data.max_length:,} tokens{packed}, {batch:,} a step"
+    packed, brought = ", packed" if data.packing else "", bool(recipe.objective.invitation())
+    long = "" if brought else f" of at most {data.max_length:,} tokens{packed}"
+    yield f"{samples:,} samples{long}, {training.global_batch_size:,} a step"
     schedule = training.lr_scheduler_type.replace("_", " ")
-    yield f"learning rate {training.learning_rate:g}, {schedule}; {training.optim}"
+    by = "the peers' own optimizers" if brought else training.optim
+    yield f"learning rate {training.learning_rate:g}, {schedule}; {by}"
     yield f"updates exchanged with the preset `{recipe.compression.preset}`"
 
 

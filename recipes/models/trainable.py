@@ -297,7 +297,10 @@ def with_liger_kernels(model: PreTrainedModel, recipe: Recipe, device: str | tor
 
 
 def meta_trained_model(recipe: Recipe, base: Path) -> nn.Module:
-    """Build the model that is trained on the meta device: names, shapes and dtypes. Errors: ModelError."""
+    """Build the model that is trained on the meta device: names, shapes and dtypes. Errors: ModelError, also
+    where peers bring a model of their own."""
+    if said := recipe.objective.invitation():
+        raise ModelError("this run has no model that cocktail could build: peers bring their own", said)
     as_stored = recipe.lora is not None and recipe.model.dtype == "auto"
     dtype = None if as_stored else DTYPES.get(recipe.model.dtype, torch.float32)
     return prepare_for_training(meta_model(base, dtype, recipe.model.trust_remote_code), recipe)
@@ -305,6 +308,8 @@ def meta_trained_model(recipe: Recipe, base: Path) -> nn.Module:
 
 def check_trainable(recipe: Recipe, base: Path) -> None:
     """Raise ModelError where the class of this base lacks the recipe's attention or checkpointing."""
+    if recipe.objective.invitation():
+        return
     model = meta_model(base, code=recipe.model.trust_remote_code)
     wanted = recipe.model.attn_implementation
     flag = ATTENTION.get(wanted)
@@ -438,6 +443,9 @@ def load_trained(
 
 def open_trained(recipe: Recipe, base: Path, snapshot: Path | None = None) -> StoredVector:
     """Open x_0, or x' of a snapshot of this run. Errors: ModelError."""
+    if (own := recipe.objective.open_trained(snapshot or base)) is not None:
+        opened: StoredVector = own
+        return opened
     if recipe.lora is None:
         return open_vector(snapshot or base, recipe.model.trust_remote_code)
     return _open_adapter(recipe, base, snapshot) if snapshot else _draw_adapter(recipe, base)
@@ -507,7 +515,7 @@ def count_trainable(recipe: Recipe, base: Path) -> int:
     """Count the trained parameters, P, from headers and configs where they suffice. Errors: ModelError."""
     if recipe.lora is not None:
         return layout_of(meta_trained_model(recipe, base)).size
-    with closing(open_vector(base, recipe.model.trust_remote_code)) as vector:
+    with closing(open_trained(recipe, base)) as vector:
         return vector.layout.size
 
 

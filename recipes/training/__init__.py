@@ -10,7 +10,7 @@ from .gradient_noise import (
     positions_of,
     positions_within,
 )
-from .loop import build_peer, finetune, foreign_packet, in_order, leased
+from .loop import build_peer, finetune, foreign_packet, in_order, leased, peer_of
 from .micro_batch import (
     LEAVE,
     MOST,

@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -82,6 +82,12 @@ def build_peer(
         check_packing_isolation(model)
     own = crc32(name.encode())
     local = SingleDeviceTrainer(model, recipe, own, None if device is None else torch.device(device))
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    return replace(peer_of(local, recipe, round), vocabulary=vocabulary, micro_batch=micro_batch)
+
+
+def peer_of(local: SingleDeviceTrainer, recipe: Recipe, round: int) -> Peer:
+    """Build the peer of a trainer, whose model is x' of `round`."""
     flat, x = local.flat, local.flat if isinstance(local.flat, RoundedLocalModel) else local.flat.vector
     beside = global_model_fits(local, recipe)
     if isinstance(flat, RoundedLocalModel):
@@ -93,9 +99,7 @@ def build_peer(
     worker = worker_of(recipe, x, vector, flat.layout.name_at, round)
     if recipe.compression.momentum_masking:
         worker.on_taken = partial(mask_momentum, local.optimizer, flat.masters, flat.layout.offsets)
-    config = getattr(model, "config", None)
-    vocabulary = getattr(config, "vocab_size", None)
-    return Peer(local, worker, recipe, vocabulary, micro_batch, side=SideStream(local.device))
+    return Peer(local, worker, recipe, None, 1, side=SideStream(local.device))
 
 
 def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
@@ -131,7 +135,6 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     held_out: StoredSamples | None = None
     settle(peer, unknown_stays=True)  # of a session that is over
     peer.encoded.set()
-    peer.evaluated.set()
     yield catch_up(link, peer, max(now, global_model.round))
     link.ready(global_model.round, global_model.fingerprint)
     with ExitStack() as stack:
@@ -150,11 +153,9 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 yield catch_up(link, peer, round.round)
             if not round.exchange and not round.eval_parts:  # a call: this peer's turn is near
                 link.ready(global_model.round, global_model.fingerprint)
-            if round.exchange and staleness:
-                if round.eval_parts:
-                    peer.evaluated.clear()
-                exchanges.start(round)
-            try:
+            with peer.reading if round.eval_parts else nullcontext():
+                if round.exchange and staleness:
+                    exchanges.start(round)
                 if round.eval_parts and not link.leaving.is_set():
                     if held_out is None:
                         limits = SampleLimits.of(peer.recipe, peer.vocabulary)
@@ -162,8 +163,6 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                     part = partial(evaluate_part, link, peer, round, held_out)
                     with suppress(Interrupted):  # what is in flight is finished
                         yield (yield from shrink_to_fit(peer, part))
-            finally:
-                peer.evaluated.set()
             wanted = round.samples and not link.leaving.is_set()
             gradient = (yield from computed(link, peer, round)) if wanted else None
             if link.leaving.is_set():
@@ -368,8 +367,7 @@ def land(peer: Peer, due: Exchange, mark: torch.cuda.Event | None) -> None:
     assert flight.aggregate is not None
     if not peer.worker.local_model.from_global_model:
         peer.encoded.wait()
-        peer.evaluated.wait()
-        with peer.side.behind(mark):
+        with peer.reading, peer.side.behind(mark):
             move(peer, flight)
     peer.worker.bring(flight.aggregate, flight.sent if flight.taken else None)
     flight.finished = time.monotonic()

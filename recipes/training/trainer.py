@@ -222,13 +222,19 @@ class LossScale:
 
 
 class SingleDeviceTrainer:
-    """A trainer whose state is all on one device: `device`, or that of the model."""
+    """A trainer whose state is all on one device: `device`, or that of the model. `optimizer`: of all trained
+    parameters; None: the recipe's."""
 
     at_once = in_memory = 1
     extensions: Sequence[ModelExtension] = ()
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, seed: int = 0, device: torch.device | None = None
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        seed: int = 0,
+        device: torch.device | None = None,
+        optimizer: Optimizer | None = None,
     ) -> None:
         self.model, self.objective = model, objective_of(recipe)
         self.flat: FlatParameters | RoundedLocalModel  # the vector x_i
@@ -239,7 +245,8 @@ class SingleDeviceTrainer:
             self.flat = RoundedLocalModel(model, seed, device, apart)
         self.layout, self.device = self.flat.layout, self.flat.grad.device
         self.kind, self.sizes = self.device.type, sizes_of(getattr(model, "config", None))
-        self.optimizer = build_optimizer(self.flat.masters, recipe.training, embeddings_of(model))
+        masters, training = self.flat.masters, recipe.training
+        self.optimizer = optimizer or build_optimizer(masters, training, embeddings_of(model))
         # None: as the weights are
         self.half = autocast_dtype(recipe.training, model, half_precision(self.device))
         self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()

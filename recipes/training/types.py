@@ -325,7 +325,9 @@ class Peer:
     flights: deque[Flight] = field(default_factory=deque)  # rounds in flight, oldest first; at most S
     side: SideStream = field(default_factory=lambda: SideStream(torch.device("cpu")))  # of the exchange
     encoded: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x_i
-    evaluated: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x'
+    reading: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # held while x' is read beside an exchange
     unfinished: bool = False  # some steps of a lease are in x_i, and it is not done
     compute_s: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping

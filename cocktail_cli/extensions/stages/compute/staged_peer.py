@@ -50,7 +50,6 @@ def mend(peer: Peer) -> None:
     peer.undelivered.clear()
     peer.unfinished = False
     peer.encoded.set()
-    peer.evaluated.set()
 
 
 class StagedTrainer:

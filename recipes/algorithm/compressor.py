@@ -12,8 +12,8 @@ AHEAD times the newest aggregate: what an aggregator cannot pass on waits in e, 
 an aggregator, and its budget is the smallest that a peer can fetch beside its compute.
 
 The first packet is the sparsest, which any line has carried soonest; while the budget is not known the
-recipe's own K and q are sent. The rate climbs RISE steps at a time, and only where the line has room to
-spare. So it rests where the budget stays the same, and where it varies by less than the spare room.
+recipe's own K and q are sent. From there it climbs at once as far as the line has room to spare, the more
+the longer the climb. So it rests where the budget stays the same, and where it varies by less than that room.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ def warm_up_codec(compressor: Cocktail, parameters: int) -> None:
 
 STEP = 2 ** (1 / 16)
 STEPS = 48  # from an eighth of the recipe's K to it
-RISE = 8  # steps at once
 SPARE = 0.97  # of the budget: a richer packet takes no more
 SKEW = 0.3  # a packet of c times the cost may be c^SKEW longer than that: a long climb leaves more room
 AHEAD = 2**0.125  # so a packet of the aggregator's step fits, and none that is much richer
@@ -126,7 +125,7 @@ class AdaptiveRate:
         to = max(fitting, default=0)
         if to > self.at:
             spare = [i for i, s in fitting.items() if s * max(1 / SPARE, (s / self.size) ** SKEW) <= budget]
-            to = min(self.at + RISE, max([self.at, *spare]))
+            to = max([self.at, *spare])
         return replace(self, at=to, size=sizes[to])
 
 
@@ -137,17 +136,18 @@ def fixed_rate(compressor: Cocktail) -> AdaptiveRate:
 
 def adaptive_rate_of(compression: Compression) -> AdaptiveRate:
     """Build the ladder of a recipe's `compression` section. It has one step where nothing hides the exchange,
-    or where all that is visited is sent."""
+    or where all that is visited is sent in more bits than 4."""
     usual = compressor_of(compression)
     topk_ratio, bits = usual.topk_ratio, usual.quant_bits
-    if not compression.auto or not compression.staleness or topk_ratio == 1:
+    if not compression.auto or not compression.staleness or (topk_ratio == 1 and bits > 4):
         return fixed_rate(usual)
     fewer = 1 if bits in (2, 3, 4) else bits
     sparser = [
         replace(usual, topk_ratio=k, quant_bits=fewer if k < topk_ratio / 2 else bits)
         for k in (topk_ratio / STEP**i for i in range(STEPS, 0, -1))
     ]
-    return AdaptiveRate((*sparser, usual))
+    # near K = 1 a packet without positions is shorter
+    return AdaptiveRate((*(one for one in sparser if cost_of(one) < cost_of(usual)), usual))
 
 
 def most_sent(compression: Compression, size: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ import yaml
 
 from recipes.errors import Problem, RecipeError
 
-from .presets import PRESETS
+from .presets import DEFAULT, keys_of
 from .schema import Dataset, ExtensionSection, Recipe, Section
 
 Key = tuple[str | int, ...]  # ("datasets", 0, "path")
@@ -62,10 +62,12 @@ class Document:
                 return self.overridden[key[:depth]]
         if key in self.lines:
             return f"{self.file}:{self.lines[key]}"
+        if key[0] != "compression":
+            return None
         section = self.values.get("compression")
-        name = str(section.get("preset")) if isinstance(section, dict) else ""
-        preset = PRESETS.get(name) if key[0] == "compression" else None
-        return f"preset {name}" if preset is not None and key[-1] in preset.keys else None
+        name = (section.get("preset") if isinstance(section, dict) else None) or DEFAULT
+        keys = keys_of(name, self.values.get("lora") is not None)
+        return f"preset {name}" if key[-1] in keys else None
 
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
         """Make a problem at `key`, with the line of the key or of the section around it."""

@@ -8,14 +8,14 @@ All are Algorithm 1 with a compressor C, a number H of local steps, and an outer
                 e <- D - C[D]
 
 A preset supplies the values of its paper for the keys that a recipe does not write. `cocktail` is the
-schema's defaults, which come from our quality study. No code branches on a preset's name, so each key may be
-changed alone.
+schema's defaults, which come from our quality study; adapters, which are small, it sends whole. No code
+branches on a preset's name, so each key may be changed alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -26,17 +26,21 @@ class Preset:
     what: str
     paper: str
     keys: Mapping[str, Any]  # of the `compression` section; all others keep the defaults of schema.py
+    adapters: Mapping[str, Any] = field(default_factory=dict)  # more of them, where adapters are trained
 
 
 MEAN: dict[str, Any] = {"outer_learning_rate": 1.0}
 EVERYTHING: dict[str, Any] = {**MEAN, "random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}
+DENSE: dict[str, Any] = {**EVERYTHING, "quant_bits": 4}
 FRESH: dict[str, Any] = {**EVERYTHING, "staleness": 0}
 
+DEFAULT = "cocktail"
 PRESETS: dict[str, Preset] = {
     "cocktail": Preset(
         "sampled, sparse and quantized, overlapped with the next step",
         "CocktailSGD, as below; the sum for the mean, and bits: our quality study (LOG.md)",
         {},
+        adapters=DENSE,
     ),
     "cocktail-paper": Preset(
         "the settings of the paper and its reference implementation: the mean, in 4 bits",
@@ -81,6 +85,7 @@ PRESETS: dict[str, Preset] = {
             "random_ratio": 0.1,
             "topk_ratio": 1.0,
             "quant_bits": 4,
+            "auto": False,
             "local_steps": 10,
             "staleness": 1,
             "outer_learning_rate": 0.4,
@@ -112,8 +117,16 @@ PRESETS: dict[str, Preset] = {
         {**FRESH, "quant_bits": 1, "uncompressed_steps": 100},
     ),
     "lora-cocktail": Preset(
-        "adapters are small: all of them each step, in 4 bits, overlapped with the next step",
+        "adapters are small: all of them each step, in 4 bits as far as the line allows",
         "CocktailSGD, as above; LoRA: Low-Rank Adaptation of Large Language Models, Hu et al., 2021",
-        {**EVERYTHING, "quant_bits": 4},
+        DENSE,
     ),
 }
+
+
+def keys_of(name: object, adapters: bool) -> Mapping[str, Any]:
+    """Return the keys that a preset sets, in a run of adapters or of whole models."""
+    preset = PRESETS.get(str(name or DEFAULT))
+    if preset is None:
+        return {}
+    return {**preset.keys, **preset.adapters} if adapters else preset.keys

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
-from .presets import PRESETS
+from .presets import DEFAULT, PRESETS, keys_of
 
 T = TypeVar("T")
 
@@ -344,7 +344,7 @@ class Training(Section):
 
 
 class Compression(Section):
-    preset: PresetName = key("cocktail", "named defaults for the keys below (presets.py); a written key wins")
+    preset: PresetName = key(DEFAULT, "named defaults for the keys below (presets.py); a written key wins")
     random_ratio: Annotated[Ratio, Field(ge=1e-6)] = key(0.113, "p: share of the coordinates sampled a round")
     topk_ratio: Ratio = key(0.2, "K: share of the sampled values that is sent")
     auto: bool = key(
@@ -387,8 +387,7 @@ class Compression(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, given: Any) -> Any:
-        preset = PRESETS.get(str(given.get("preset", ""))) if isinstance(given, dict) else None
-        return {**preset.keys, **given} if preset else given
+        return {**keys_of(given.get("preset"), False), **given} if isinstance(given, dict) else given
 
     @property
     def step_rungs(self) -> tuple[int, ...]:
@@ -461,6 +460,14 @@ class Recipe(Section):
     swarm: Swarm = Swarm()
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset_of_adapters(cls, given: Any) -> Any:
+        written = given.get("compression", {}) if isinstance(given, dict) else None
+        if not isinstance(written, dict) or given.get("lora") is None:
+            return given
+        return {**given, "compression": {**keys_of(written.get("preset"), True), **written}}
 
     @property
     def extensions(self) -> dict[str, ExtensionSection]:

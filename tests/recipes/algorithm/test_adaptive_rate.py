@@ -60,7 +60,14 @@ def test_nothing_is_richer_than_the_recipe_says() -> None:
     assert rate.ladder[0].topk_ratio == pytest.approx(0.2 / 8)
 
 
-@pytest.mark.parametrize("changes", [{"auto": False}, {"staleness": 0}, {"preset": "allreduce"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"auto": False},
+        {"staleness": 0},
+        *({"preset": one} for one in ("allreduce", "co2", "streaming-diloco")),
+    ],
+)
 def test_what_has_nothing_to_hide_behind_is_as_the_recipe_says(changes: dict[str, object]) -> None:
     rate = adaptive_rate_of(Compression(**changes))  # type: ignore[arg-type]
 
@@ -137,12 +144,12 @@ def test_a_packet_is_hardly_longer_than_what_comes_back_however_wide_the_line(
     assert packet_of(rate, coordinates) <= min(room, AHEAD * back) or rate.at == 0
 
 
-def sent_with(fits: int) -> tuple[Worker, list[int]]:
+def sent_with(fits: int, compression: Compression = RICH, rounds: int = 16) -> tuple[Worker, list[int]]:
     torch.manual_seed(0)
-    x = torch.zeros(200_000)
-    worker = Worker(x, GlobalModel(x.clone(), compressor_of(RICH), seed=1), rate=adaptive_rate_of(RICH))
+    x, mix = torch.zeros(200_000), compressor_of(compression)
+    worker = Worker(x, GlobalModel(x.clone(), mix, seed=1), rate=adaptive_rate_of(compression))
     sizes = []
-    for _ in range(16):
+    for _ in range(rounds):
         x += torch.randn_like(x) ** 3
         part = worker.start(fits, alone=True)
         worker.finish(part.packet, part)
@@ -155,6 +162,21 @@ def test_real_packets_fit_after_a_few_rounds_whatever_fits() -> None:
         _, sizes = sent_with(fits)
 
         assert 0.6 * fits <= sizes[-1] <= 1.05 * fits
+
+
+ADAPTERS = Compression(preset="lora-cocktail")
+
+
+def test_adapters_are_sent_whole_from_the_second_round_on_where_that_fits_and_in_part_where_not() -> None:
+    costs = [cost_of(c) for c in adaptive_rate_of(ADAPTERS).ladder]
+    whole, _ = sent_with(1_000_000, ADAPTERS, rounds=2)
+    part, sizes = sent_with(60_000, ADAPTERS)
+
+    assert costs == sorted(costs)
+    assert (whole.rate.compressor.topk_ratio, whole.rate.compressor.quant_bits) == (1.0, 4)
+    assert 0.125 < part.rate.compressor.topk_ratio < 1
+    assert sizes[-1] >= 0.6 * 60_000
+    assert max(sizes) <= 60_000, "no packet makes a round wait"
 
 
 def test_peers_that_differ_and_an_aggregator_at_the_slowest_agree_to_the_bit_and_e_is_replayed() -> None:

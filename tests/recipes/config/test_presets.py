@@ -21,7 +21,7 @@ from recipes.algorithm import (
     compressor_of,
     outer_optimizer_of,
 )
-from recipes.config import Compression
+from recipes.config import Compression, Recipe
 
 SEED, N, PEERS = 7, 600, 3
 
@@ -226,6 +226,21 @@ def test_the_cocktails_hide_the_exchange_and_differ_in_what_is_left_out() -> Non
     assert len(paper.sent[0].shard_updates[0].update.positions) == round(0.2 * round(0.1 * N / 2) * 2)
     assert len(lora.sent[0].shard_updates[0].update.positions) == N
     assert cocktail.asked.model_dump() == Compression().model_dump()
+
+
+@pytest.mark.parametrize("written", [{}, {"preset": "cocktail"}, {"preset": "lora-cocktail"}])
+def test_adapters_are_sent_whole_whether_a_recipe_says_so_or_not(written: dict[str, object]) -> None:
+    asked = {"version": 1, "name": "a", "model": {"model_name_or_path": "m"}, "datasets": [{"path": "d"}]}
+    adapters, *others = (
+        Recipe.model_validate({**asked, "lora": {}, "compression": {**written, **keys}}).compression
+        for keys in ({}, {"topk_ratio": 0.3}, {"preset": "cocktail-paper"})
+    )
+
+    assert adapters.model_dump(exclude={"preset"}) == Compression(preset="lora-cocktail").model_dump(
+        exclude={"preset"}
+    )
+    assert (others[0].topk_ratio, others[0].random_ratio) == (0.3, 1.0)
+    assert others[1] == Compression(preset="cocktail-paper")
 
 
 # ---- the parts ---------------------------------------------------------------------------------------------

@@ -627,17 +627,6 @@ def row_of(columns: tuple[Any, ...]) -> RoundRow:
     return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
 
 
-def merge_wal(folder: Path) -> None:
-    """Merge SQLite's write-ahead log into ledger.db, so that reading does not change that file any more.
-
-    Raises LedgerError where a reader is in the way for five seconds.
-    """
-    with closing(sqlite3.connect(folder / "ledger.db", timeout=5.0)) as db:
-        busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    if busy:
-        raise LedgerError(f"another program reads {folder / 'ledger.db'}")
-
-
 def is_locked(folder: Path) -> bool:
     """Tell whether a process writes the ledger in this folder."""
     lock = folder / LOCK

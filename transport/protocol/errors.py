@@ -58,10 +58,6 @@ class RolledBack(LinkLost):
     """The hub that took over lacks a round that this peer has applied: it joins anew."""
 
 
-class NotGenuine(TransportError):
-    """A signed document is not what its signer has signed."""
-
-
 class NotServed(TransportError):
     """The hub cannot give what a peer needs to catch up."""
 

@@ -14,7 +14,7 @@ class TransportError(Exception):
 
 
 class UrlError(TransportError):
-    """The run URL cannot be used, or an address or a ring URL."""
+    """The run URL cannot be used, or an address, or another URL of a machine."""
 
 
 class AddressInUse(TransportError):

@@ -145,7 +145,6 @@ CODES = {
     "transport.ProtocolError": "rejected",
     "transport.NoRoom": "out_of_disk",
     "transport.LinkLost": "lost",
-    "transport.NotGenuine": "altered",
     "transport.LedgerBusy": "output_in_use",
     "transport.LedgerError": "preflight",
     "recipes.PartLost": "rank_lost",
@@ -162,7 +161,6 @@ SAID = {
     "rejected": "the hub refused: ",
     "no_result": "the run gave no result: ",
     "lost": "the connection to the hub is lost: ",
-    "altered": "it is not genuine: ",
 }
 
 TOLD = ("rejected", "no_result")  # codes of errors in the other side's words, which may name any cause
@@ -212,7 +210,6 @@ REMEDIES = {
     "recipe_invalid": "its keys: cocktail recipes schema",
     "transport.NotServed": "start it again: another peer or the hub may have it",
     "transport.NoRoom": "make room there, or COCKTAIL_HOME=DIR on a larger disk",
-    "transport.NotGenuine": "copy it again, or ask the run's host",
     "transport.LedgerBusy": "end the other process, or take another folder: -o DIR",
     "transport.LedgerError": "put `ledger` back from a copy, or `cocktail export` one of the snapshots",
     "rejected": "ask the run's host, who may have a newer run URL",

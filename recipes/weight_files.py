@@ -635,16 +635,6 @@ class StoredVector:
             which += 1
         return out
 
-    def differs_from(self, vector: torch.Tensor) -> str | None:
-        """Name the first parameter that is not the one of `vector` (P,), rounded to its dtype; None: none."""
-        for name, part, view in zip(self.names, self.parts, self.layout.views(vector), strict=True):
-            flat, dtype = view.reshape(-1), STORED_DTYPES[part.dtype]
-            for at in range(0, len(flat), COPIED_AT_ONCE):
-                wanted = flat[at : at + COPIED_AT_ONCE].to(dtype).float().numpy()
-                if part.floats(at, at + len(wanted)).tobytes() != wanted.tobytes():
-                    return name
-        return None
-
     def close(self) -> None:
         self.files.close()
 

@@ -24,11 +24,11 @@ HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl")
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
     "compress": "torch numpy lz4 compression backports triton numba llvmlite",
-    "transport": "zmq msgspec cryptography",
+    "transport": "zmq msgspec",
     "recipes": "compress torch numpy transformers datasets pyarrow peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs torch safetensors "
-    "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets",
+    "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets huggingface_hub",
 }
 
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are

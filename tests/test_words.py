@@ -39,7 +39,6 @@ TEXT = {
         "NotServed": 0,
         "TooLong": 0,
         "NoRoom": 0,
-        "NotGenuine": 0,
         "LedgerError": 0,
         "LedgerBusy": 0,
         "LedgerDamaged": 0,

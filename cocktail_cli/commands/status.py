@@ -85,18 +85,14 @@ def status(
     With --watch a table on a terminal; elsewhere, and with -q or --json, a line for each change.
 
     With --json one object: run, state (waiting, running, paused, finished, stopped, failed), reason (of its
-    end), term (starts of the hub; far more after a standby took over), step, max_steps, loss, eval_loss,
+    end), term (starts of the hub; far more after another machine took over), step, max_steps, loss, eval_loss,
     losses and eval_losses (while it runs: pairs of step and loss, 128 at most), tokens, tokens_per_s (of the
     last rounds), samples, grad_norm, eta_s, since_s, checkpoint (round of the newest snapshot), parameters,
-    local_steps, passing (whether peers pass packets on), recipe_hash, reach (of a run of this machine), peers
-    (the first by name, where they are thousands), each with name, gpu, state (syncing, waiting, in line,
-    training, behind, standby, lost, done), turn (place in line), share, tokens, up_bytes, down_bytes,
-    fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s,
-    wait_s; peer_count (of all of them); bottleneck (of the last rounds: line, waiting, bytes_per_s; null: not
-    known yet); stages (of machines that lend memory: rings, each its machines by stage with name and layers;
-    waiting; null: there are none); culprits (who has lengthened the last rounds), each with peer, cause,
-    evidence, remedy, lengthened (by what share), round, since; and others: peers that are not in the run
-    (deciding, left, lost, removed).
+    local_steps, recipe_hash, reach (of a run of this machine), peers (the first by name, where they are
+    thousands), each with name, gpu, state (syncing, waiting, training, behind, lost, done, and others that
+    extensions have), share, tokens, up_bytes, down_bytes, fetched_bytes (of these: before it was ready),
+    rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; peer_count (of all of them); others:
+    peers that are not in the run (deciding, left, lost, removed); and what extensions add: their pages tell.
     """
     run = run or the_run_going_on().run
     if watch:

@@ -104,7 +104,7 @@ class LocalSettings:
     vram_limit: int | None = None  # bytes of each GPU, each peer
     trust_remote_code: bool = False
     given: Given = field(default_factory=dict)  # options of extensions
-    door: ListenAddress | None = None  # where each listens, if peers aggregate shards
+    door: ListenAddress | None = None  # where each listens, if peers dial each other
 
     @property
     def each(self) -> int:

@@ -102,10 +102,6 @@ class RunDelegate:
         """Return the digest of the corpus. Takes seconds the first time."""
         return self.corpus.digest()
 
-    def get_ready(self) -> None:
-        """Compute what takes seconds when a hub is opened: one that takes over has no time then."""
-        _ = self.memory, self.prepared, self.data_digest
-
     def recover(self, ledger: Ledger, drop_error_feedback: bool = False) -> list[str]:
         """Bring the error feedback to where the ledger stands, before the hub starts; return a sentence about
         what was dropped. Raises LedgerDamaged where it is lost, and is not to be dropped."""

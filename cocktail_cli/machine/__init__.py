@@ -2,18 +2,15 @@
 
 from .devices import (
     GIB,
-    GPUS,
     RUNTIME,
     Glance,
-    Gpu,
     GpuReading,
     NvidiaGpus,
     check_memory_limit,
     default_peer_name,
     devices_of,
-    driver_version,
     glance,
-    gpu_of,
+    handle_of,
     hardware,
     limit_memory,
     memory_of,
@@ -22,8 +19,6 @@ from .devices import (
     nvml,
     pick_device,
     split_devices,
-    this_machine,
-    users_of,
     weaknesses,
 )
 from .local_files import lock_of, locked_folder, network_file_system, own_keys, registered_as, remove_unlocked

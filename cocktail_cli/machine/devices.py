@@ -6,12 +6,9 @@ Imports torch inside functions, most of which need none.
 
 from __future__ import annotations
 
-import difflib
-import math
 import os
 import platform
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,8 +17,6 @@ from cocktail_cli.errors import Failure
 from recipes.hardware import half_precision, host_memory, untried, usable_cores
 
 if TYPE_CHECKING:
-    import torch
-
     from recipes.config import Recipe
 
 
@@ -36,12 +31,6 @@ def nvml() -> Any | None:
     except pynvml.NVMLError:  # no library, no driver, or another version than the kernel's
         return None
     return pynvml
-
-
-def driver_version() -> str | None:
-    """Return the version of the driver; None without one."""
-    asked = nvml()
-    return None if asked is None else str(asked.nvmlSystemGetDriverVersion())
 
 
 def driver_gpus() -> list[tuple[str, int]]:
@@ -68,29 +57,6 @@ def handle_of(asked: Any, device: str) -> Any:
     import torch
 
     return asked.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-
-
-def users_of(device: str) -> list[str]:
-    """Describe the programs that hold memory of a GPU: `python (4711) 3.2 GiB`, those that hold most first.
-    Empty where the driver does not tell, as in a container or on Windows."""
-    import psutil
-
-    asked = nvml()
-    if asked is None:
-        return []
-    try:
-        running = asked.nvmlDeviceGetComputeRunningProcesses(handle_of(asked, device))
-    except asked.NVMLError:
-        return []
-    held = sorted(((process.usedGpuMemory or 0, process.pid) for process in running), reverse=True)
-    found = []
-    for size, pid in held:
-        try:
-            name = psutil.Process(pid).name()
-        except psutil.Error:  # of another user, or of another container
-            name = "a program"
-        found.append(f"{name} ({pid}) {size / 2**30:.1f} GiB")
-    return found
 
 
 KINDS = ("cuda", "xpu", "mps")  # of accelerators, in the order of --device auto; ROCm's are called cuda
@@ -252,92 +218,11 @@ def no_kernels(device: str) -> str | None:
 
 
 GIB = 1 << 30
-SMALLEST, LARGEST = 768, 12288  # sides of the matrices that are multiplied
 RUNTIME = int(0.8 * GIB)  # Python, its libraries, and on a GPU the driver's context
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One device. Peaks are those of data sheets: dense, FP32 accumulation, in TFLOP/s."""
-
-    name: str
-    memory: float  # GiB that a program can have
-    half: float  # bfloat16, or float16 where bfloat16 is emulated
-    single: float  # float32, as PyTorch computes it where nobody asks for TF32
-    bf16: bool = True  # False: bfloat16 is emulated, at the speed of float32
-
-    @property
-    def bytes(self) -> int:
-        return int(self.memory * GIB)
-
-    def peak(self, dtype: str) -> float:
-        """Return the peak FLOP/s in this dtype."""
-        slow = dtype == "float32" or (dtype == "bfloat16" and not self.bf16)
-        return 1e12 * (self.single if slow else self.half)
-
-
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("a100-40g", 39.4, 312, 19.5),
-        Gpu("a100-80g", 79.1, 312, 19.5),
-        Gpu("h100-80g", 79.1, 989, 67),
-        Gpu("h200-141g", 139.7, 989, 67),
-        Gpu("b200-180g", 178.0, 2250, 75),
-        Gpu("l4-24g", 22.0, 121, 30.3),
-        Gpu("l40s-48g", 44.4, 362, 91.6),
-        Gpu("a10g-24g", 22.0, 70, 31.5),
-        Gpu("a6000-48g", 47.4, 155, 38.7),
-        Gpu("t4-16g", 14.6, 65, 8.1, bf16=False),
-        Gpu("v100-32g", 31.7, 125, 15.7, bf16=False),
-        Gpu("rtx-3060-12g", 11.6, 25.5, 12.7),
-        Gpu("rtx-3090-24g", 23.6, 71, 35.6),
-        Gpu("rtx-4060ti-16g", 15.6, 44, 22),
-        Gpu("rtx-4090-24g", 23.6, 165, 82.6),
-        Gpu("rtx-5090-32g", 31.4, 209, 104.8),
-    )
-}
-
-
-def gpu_of(name: str) -> Gpu:
-    """Find a device by name; its size may be omitted where that is unique. Raises Failure (usage)."""
-    wanted = name.lower().replace("_", "-").replace(" ", "-")
-    fits = [gpu for key, gpu in GPUS.items() if key == wanted or key.rpartition("-")[0] == wanted]
-    if len(fits) == 1:
-        return fits[0]
-    near = difflib.get_close_matches(wanted, GPUS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(GPUS)}"
-    raise Failure("usage", f"--gpu {name}: no such device", hints=(hint,))
-
-
-def this_machine(device: str) -> Gpu:
-    """Describe the device that trains here, its throughput measured in some tenths of a second."""
-    import torch
-
-    here = half_precision(torch.device(device))
-    fast = measured(device, here.dtype if here.pays else torch.float32)
-    bf16 = here.dtype == torch.bfloat16
-    return Gpu(device, memory_of(device) / GIB, fast, measured(device, torch.float32), bf16)
-
-
-def measured(device: str, dtype: torch.dtype) -> float:
-    """Measure the TFLOP/s of a matrix product, the best of three: of the first that takes a hundredth of a
-    second, or the largest."""
-    import torch
-
-    n, best = SMALLEST // 2, 0.0
-    while best < 0.01 and n < LARGEST:
-        n, best = 2 * n, math.inf
-        a = torch.ones(n, n, dtype=dtype, device=device)
-        for _ in range(3):
-            started = time.perf_counter()
-            float((a @ a)[0, 0])  # waits for the device
-            best = min(best, time.perf_counter() - started)
-    return 2 * n**3 / best / 1e12
-
-
 UNKNOWN_PIDS = (
-    "this driver does not say which program uses the GPU: --only-idle sees others only while paused"
+    "this driver does not say which program uses the GPU: others are seen only while this peer is paused"
 )
 
 
@@ -411,7 +296,7 @@ def nvidia_gpus(devices: Iterable[str], warn: Callable[[str], None]) -> NvidiaGp
     """Open the NVIDIA GPUs among `devices`; None, after a warning, where they cannot be read."""
     cuda = sorted({device for device in devices if device.startswith("cuda")})
     if not cuda:
-        warn("no NVIDIA GPU trains here: --only-idle and --max-temp have no effect")
+        warn("no NVIDIA GPU trains here: limits of its heat and use have no effect")
         return None
     asked = nvml()
     if asked is None:
@@ -421,5 +306,5 @@ def nvidia_gpus(devices: Iterable[str], warn: Callable[[str], None]) -> NvidiaGp
             return NvidiaGpus(asked, [handle_of(asked, device) for device in cuda], warn)
         except asked.NVMLError as error:
             why = str(error)
-    warn(f"the NVIDIA driver cannot be asked ({why}): --only-idle and --max-temp have no effect")
+    warn(f"the NVIDIA driver cannot be asked ({why}): limits of heat and use have no effect")
     return None

@@ -1,6 +1,6 @@
 """CocktailSGD (Wang et al., ICML 2023), Algorithms 1 and 2."""
 
-from .aggregator import Aggregator, Log, aggregator_of, unlogged, verify_saved
+from .aggregator import Aggregator, Log, aggregator_of, unlogged
 from .compressor import (
     PacketLimits,
     adaptive_rate_of,
@@ -30,7 +30,6 @@ from .robust_mean import (
     AggregateStep,
     OuterOptimizer,
     median_of,
-    norm_of,
     one_machine,
     outer_optimizer_of,
 )

@@ -358,20 +358,6 @@ def described(states: Collection[ShardAggregator] | Collection[AggregateStep]) -
     }
 
 
-def verify_saved(path: Path) -> int:
-    """Compare an aggregator's file with its sums; return the round that it is before. Raises ValueError
-    where it is damaged."""
-    try:
-        with safe_open(path, "pt") as file:
-            said = file.metadata()
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                if damaged := damaged_part(said, {name: file.get_tensor(name)}):
-                    raise ValueError(f"{damaged} is not what was written")
-            return int(said["round"])
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
-        raise ValueError(f"{path} is damaged: {problem}") from problem
-
-
 def name_of(number: int, kind: str = ERROR) -> str:
     """Name a shard's e or v in a file."""
     return f"{kind}.{number}" if number else kind

@@ -261,11 +261,6 @@ def handoff_scale(peer: str, norm: float, usual: float, recent: float, rule: Rul
 # ---- the median --------------------------------------------------------------------------------------------
 
 
-def norm_of(values: np.ndarray) -> float:
-    """Compute the Euclidean norm in float64, where the squares of float32 cannot overflow."""
-    return float(np.sqrt(np.square(values, dtype=np.float64).sum()))
-
-
 def median(updates: Sequence[WeightedUpdate], m: int) -> Tensor:
     """Take the middle coordinate by coordinate: of the n values that were sent for it the middle one, or the
     weighted mean of the middle two, times the weight of all n."""

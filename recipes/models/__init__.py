@@ -44,7 +44,6 @@ from .finished_model import (
     write_merged,
 )
 from .trainable import (
-    ParameterFiller,
     add_adapters,
     autocast_dtype,
     available_attention,

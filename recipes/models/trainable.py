@@ -43,7 +43,6 @@ from recipes.weight_files import (
     ADAPTER_FILE,
     CONTINUE,
     WIDTHS,
-    Layout,
     StoredTensor,
     StoredVector,
     layout_of,
@@ -545,8 +544,6 @@ def frozen_dtype(recipe: Recipe, base: Path, device: str | torch.device) -> torc
 
 # ---- a model filled block by block -------------------------------------------------------------------------
 
-WINDOW = 1 << 22  # parameters read at a time
-
 
 def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
     """Build the model like `load_trained`: parameters without memory, buffers as they should be.
@@ -602,44 +599,3 @@ def frozen_name(stored: StoredVector, name: str) -> str:
     """Name in the layout of the base what a model with adapters calls so, and does not train."""
     name = base_parameter_name(name).replace(".base_layer", "").replace(".original_module", "")
     return stored.tied.get(name, name)
-
-
-class ParameterFiller:
-    """Gives the parameters of a model on the meta device their values: what is trained, out of the vector;
-    the rest, of the base, as it is stored."""
-
-    def __init__(self, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device) -> None:
-        self.layout, self.vector, self.device = layout, vector, device
-        self.stored: StoredVector | None = None  # the base, where some of it is not trained
-        self.waiting = {parameter: name for name, parameter in model.named_parameters()}  # by identity
-
-    def fill(self, module: nn.Module) -> None:
-        """Fill the parameters of `module` that have none yet. Errors: ModelError: one is tied elsewhere."""
-        here: dict[nn.Parameter, nn.Parameter] = {}
-        for owner in module.modules():
-            for name, empty in list(owner.named_parameters(recurse=False)):
-                if not empty.is_meta:
-                    continue
-                if empty not in here:
-                    if empty not in self.waiting:
-                        said = f"{name}, tied across blocks, cannot be spread over several devices"
-                        raise ModelError(said, "--gpus 1")
-                    here[empty] = self.value(self.waiting.pop(empty), empty)
-                setattr(owner, name, here[empty])
-
-    def value(self, name: str, empty: nn.Parameter) -> nn.Parameter:
-        values = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
-        layout, flat = self.layout, values.view(-1)
-        if frozen := not empty.requires_grad:
-            assert self.stored is not None
-            layout, name = self.stored.layout, frozen_name(self.stored, name)
-        first = layout.offsets[layout.names.index(name)]
-        for start in range(0, len(flat), WINDOW):
-            stop = min(start + WINDOW, len(flat))
-            place = first + start, first + stop
-            flat[start:stop] = self.of_base(*place) if frozen else self.vector[slice(*place)]
-        return nn.Parameter(values, empty.requires_grad)
-
-    def of_base(self, start: int, stop: int) -> Tensor:
-        assert self.stored is not None
-        return torch.from_numpy(self.stored.read(start, stop))

@@ -5,16 +5,12 @@ from .memory_plan import Machine, MemoryPart, MemoryPlan, count_text, plan_memor
 from .method_choice import MethodChoice, choose_method
 from .recipe_validation import examine, unusual_settings
 from .step_cost import (
-    CARRIES,
     HUBS_DOWN,
     HUBS_UP,
     DataSurvey,
     LinkSpeed,
     StepCost,
-    compute_seconds,
     cost_of_step,
     packet_bytes,
-    samples_per_peer,
     survey_data,
-    topk_within,
 )

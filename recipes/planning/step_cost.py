@@ -15,9 +15,7 @@ from recipes.errors import HubUnreachable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-UTILISATION = 0.35  # of a device's peak, as a rule of thumb: `--step-time` replaces it by a measurement
 TRIAL = 1 << 21  # elements of the encoded trial vector: bits a parameter do not depend on its length
-CARRIES = 0.9  # of a line's rate, in packets: the rows at 20 Mbit/s of RESULTS.md have 0.91 and 0.87
 PEERS_UP, PEERS_DOWN = "each peer's up", "each peer's down"
 HUBS_UP, HUBS_DOWN = "the hub's up", "the hub's down"
 FIRST = 200  # rows of a data set that are tokenized
@@ -31,7 +29,7 @@ class LinkSpeed:
     down: float
     up_line: str = PEERS_UP
     down_line: str = PEERS_DOWN
-    carries: float = 1.0  # share of these rates that packets get; CARRIES where they are a line's by name
+    carries: float = 1.0  # share of these rates that packets get
 
     def behind(self, hub: LinkSpeed, peers: int, sent: float | None = None, passed: float = 0.0) -> LinkSpeed:
         """Return a peer's share of the lines of a round: N updates come in over the hub's.
@@ -105,16 +103,6 @@ def packet_bytes(recipe: Recipe, parameters: int) -> int:
     return round(len(heavy_tailed_packet(mix, n, recipe.training.seed)) * parameters / n)
 
 
-def samples_per_peer(recipe: Recipe, peers: int) -> float:
-    """Samples of a peer in a step, where all peers are equally fast."""
-    return recipe.training.global_batch_size / peers
-
-
-def compute_seconds(flops: float, peak: float) -> float:
-    """Seconds for `flops` on a device with a peak of `peak` FLOP/s."""
-    return flops / (UTILISATION * peak)
-
-
 def cost_of_step(recipe: Recipe, packet: int, compute: float, link: LinkSpeed) -> StepCost:
     """Combine bytes, compute seconds and link speed. Local steps that a run chooses are the fewest that hide
     its sparsest packets, or its most."""
@@ -129,19 +117,6 @@ def cost_of_step(recipe: Recipe, packet: int, compute: float, link: LinkSpeed) -
     costs = [cost(sparsest, every) for every in compression.step_rungs]
     every = next((one.every for one in costs if one.whole <= compute), fixed)
     return cost(packet, every)
-
-
-def topk_within(recipe: Recipe, parameters: int, link: LinkSpeed, seconds: float) -> float | None:
-    """Find the largest K, of a few round ones, whose exchange takes the line at most `seconds` a step; None:
-    none does."""
-    for keep in (0.2, 0.15, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01):
-        if keep < recipe.compression.topk_ratio:
-            changed = recipe.model_copy(
-                update={"compression": recipe.compression.model_copy(update={"topk_ratio": keep})}
-            )
-            if cost_of_step(changed, packet_bytes(changed, parameters), 0.0, link).whole <= seconds:
-                return keep
-    return None
 
 
 @dataclass(frozen=True)

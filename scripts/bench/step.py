@@ -53,7 +53,6 @@ def measured(recipe: Recipe, device: str, micro_batch: int | None, steps: int, p
     """
     from recipes.data import pack_samples
     from recipes.models import check_fit, load_tokenizer, load_trained, prepare_base
-    from recipes.planning import samples_per_peer
     from recipes.training import build_peer, micro_batch_for
 
     # nothing is in flight on a loop, and an exchange that waits for its turn would be measured as work
@@ -64,7 +63,7 @@ def measured(recipe: Recipe, device: str, micro_batch: int | None, steps: int, p
         tokenizer = load_tokenizer(recipe.model, base)
         check_fit(recipe, base)
         every = recipe.compression.step_rungs[0]
-        lease = first(recipe, tokenizer, math.ceil(samples_per_peer(recipe, peers)) * every)
+        lease = first(recipe, tokenizer, math.ceil(recipe.training.global_batch_size / peers) * every)
         model, batch = load_trained(recipe, base, device), micro_batch_of(recipe, micro_batch) or 1
         peer = build_peer(model, recipe, batch, device=device)
         del model

@@ -4,6 +4,7 @@
     scripts/chaos --only hub-kill --times 100 --seed 1
     scripts/chaos --only hub-lost --times 100 --seed 1 --replicated
     scripts/chaos --owners --minutes 5 --seed 1
+    scripts/chaos --stages --minutes 5 --seed 1
     scripts/chaos --soak outputs/soak.jsonl --faults 10000 --minutes 10
     scripts/chaos --soak FILE --faults 100 --only hub-lost --minutes 5 --every 2 --steps 450 --no-reference
     scripts/chaos --histories 200000 --seed 1
@@ -44,6 +45,7 @@ MODULE = "scripts.fault_injection.chaos"
 FIRST = 60  # steps of the run that measures how long a step takes
 SLOWER = 0.6  # a run under faults makes so many of the steps that one without makes in the same time
 AT_ONCE = 25  # kills of the hub in one run, where only these are asked for
+ALONE = ("hub-lost", "twice", "memory", "disk")  # kinds of runs in which nobody lends memory
 AGGREGATING = 5  # peers of a soak that aggregate: each has a line to each of them
 LIFE = 3.0  # seconds of training between two of them
 
@@ -106,6 +108,7 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
     def workload(steps: int) -> Workload:
         how = {"owners": given.owners, "replicated": given.replicated, "mbit": given.mbit}
         how |= {
+            "lent": given.peers - 1 if given.stages else 0,
             "approve": given.approve,
             "batch": given.batch,
             "step_timeout": given.cap,
@@ -125,6 +128,8 @@ def mixed(given: argparse.Namespace, work: Path) -> tuple[Outcome, Workload]:
     kinds = [kind for kind in possible(given.mbit > 0) if not given.only or kind in given.only.split(",")]
     if given.owners:  # a run whose peers aggregate has no standby
         kinds = [kind for kind in kinds if kind != "hub-lost"]
+    if given.stages:
+        kinds = [kind for kind in kinds if kind not in ALONE]
     workload, reference = planned(given, work, given.minutes * 60 * SLOWER)
     faults = list(schedule(given.seed, 60 * given.minutes, PEERS[: given.peers], given.every, kinds))
     size = f"{given.minutes:g} minutes, {workload.steps} steps, {given.peers} peers"
@@ -206,6 +211,7 @@ def main() -> int:
     asked.add_argument("--times", type=int, default=0, help="with --only hub-kill or hub-lost: so many")
     asked.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
     asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
+    asked.add_argument("--stages", action="store_true", help="all but the last lend memory for some layers")
     asked.add_argument("--staleness", type=int, default=1, choices=range(5), help="rounds in flight")
     asked.add_argument("--replicated", action="store_true", help="a round is committed once a standby has it")
     asked.add_argument("--approve", action="store_true", help="every newcomer waits for its host's yes")

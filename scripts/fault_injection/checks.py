@@ -223,12 +223,14 @@ def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
         starts = (t.at for t in swarm.told if t.event["event"] == "run_started" and t.at <= r.began)
         since = max(starts, default=r.began)  # a hub warns of a peer once, and says later how often
         said = any(
-            (since if t.event["event"] == "warning" else r.began) <= t.at <= until and is_about(t.event, peer)
+            (since if t.event["event"] == "warning" else r.began) <= t.at <= until
+            and (is_about(t.event, peer) or (peer in swarm.lent and t.event["event"] == "stages"))
             for t in swarm.told
         )
         said = said or is_away(swarm, peer, r.began)  # the fault before is told
         steps = [s for s in swarm.steps() if r.began + 1 < s.at < r.ended]
         missed = sum(not any(name.startswith(peer) for name in s.event["accepted"]) for s in steps)
+        missed = 0 if peer in swarm.lent else missed  # who of them is the peer, and who waits, changes
         many += said
         if not said and (missed or r.fault.kind in TELLS):
             untold.append(f"{r.fault.kind} of {peer} at {r.fault.at:.0f} s (missed {missed} rounds)")

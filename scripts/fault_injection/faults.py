@@ -143,10 +143,10 @@ class Chaos:
         name = record.fault.target
 
         def accepted() -> Told | None:
+            if name in self.swarm.lent:
+                return self.swarm.accepted(name, 0, record.ended)
             first = child.first_round if again else 0
-            if first is None:
-                return None
-            return self.swarm.accepted(child.given, first, record.ended)
+            return None if first is None else self.swarm.accepted(child.given, first, record.ended)
 
         def there() -> bool:
             return bool(not child.alive or self.swarm.finished or accepted())

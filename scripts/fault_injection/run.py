@@ -35,6 +35,7 @@ class Workload:
     held_out: int = 200
     step_timeout: float = 30.0
     owners: bool = False  # the peers own the shards
+    lent: int = 0  # of the peers, the first: machines that lend memory, and are peers together
     approve: bool = False  # newcomers wait for the host, who says yes
     replicated: bool = False  # a round is committed once the standby has it
     staleness: int = 1  # rounds in flight
@@ -50,6 +51,7 @@ class Workload:
             *(f"eval_steps={max(25, self.steps // 8)}", f"training.seed={self.seed}", "learning_rate=3e-3"),
             *(f"swarm.step_timeout={self.step_timeout:g}", f"swarm.peer_timeout={PEER_TIMEOUT:g}"),
             "swarm.start_timeout=300",
+            *(("stages={}",) if self.lent else ()),
             *(("durability=replicated",) if self.replicated else ()),
             *(("swarm.join=approve",) if self.approve else ()),
             *((f"compression.staleness={self.staleness}",) if self.staleness != 1 else ()),
@@ -59,6 +61,7 @@ class Workload:
     def swarm(self, folder: Path, work: Path, peers: Sequence[str]) -> Swarm:
         command = self.command(work / "rows.jsonl")
         how = {"owners": self.owners, "mbit": self.mbit, "forker": self.forker}
+        how |= {"lent": peers[: self.lent]}
         return Swarm(folder, command, peers[: self.peers], **how)  # type: ignore[arg-type]
 
     @property
@@ -70,7 +73,11 @@ class Workload:
     @property
     def key(self) -> str:
         what = " ".join(
-            [*self.command(Path("data")), str(self.peers), *([f"{self.mbit:g}"] if self.mbit else [])]
+            [
+                *self.command(Path("data")),
+                f"{self.peers}, {self.lent}",
+                *([f"{self.mbit:g}"] if self.mbit else []),
+            ]
         )
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
@@ -168,10 +175,9 @@ def begin(swarm: Swarm) -> None:
         swarm.start_standby()
     for name in swarm.links:
         swarm.peers[name] = swarm.join(name)
-    everybody = set(swarm.links)
 
     def all_work() -> bool:
-        together = any(set(told.event["accepted"]) == everybody for told in swarm.steps())
+        together = any(swarm.all_work(told.event) for told in swarm.steps())
         return together or swarm.finished is not None  # a run so short that it did not wait for them
 
     if not swarm.wait_for(all_work, STARTS):

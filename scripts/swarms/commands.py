@@ -32,6 +32,9 @@ from transport import ask_admin, parse_url
 from transport.protocol.errors import TransportError
 
 HUB, RELAY = "hub", "relay"
+SMOKE = "25MB"  # that a machine lends to `smoke`, which takes 25.8 of one that has it alone
+REPLICA = "-ring"  # ends the name of the peer that machines are together
+LENDS = ("--layers", SMOKE, "--device", "cpu")
 CLOSED = 1  # the port of an address that nobody can dial
 COCKTAIL = (sys.executable, "-X", "faulthandler", "-m", "cocktail_cli")
 GUEST = (sys.executable, "-X", "faulthandler", "-m", "scripts.fault_injection.guest")
@@ -121,6 +124,7 @@ class Swarm:
         launch: recipe, overrides and options of `cocktail launch`.
         peers: their names; every other one reaches the hub through the relay alone.
         owners: they own shards, each with a door.
+        lent: those of them that lend memory, each with a door: together they are peers.
         mbit: of the lines of all in the network lab that this process is in; 0: links on the loopback.
         forker: forks the commands, in place of a new python for each.
     """
@@ -132,11 +136,13 @@ class Swarm:
         peers: Sequence[str],
         *,
         owners: bool = False,
+        lent: Sequence[str] = (),
         mbit: float = 0.0,
         forker: Forker | None = None,
     ) -> None:
         self._forker = forker
         self.folder, self.launch, self.owners, self.out = folder, list(launch), owners, folder / "out"
+        self.lent = frozenset(lent)
         self.changed = threading.Condition()
         self.told: list[Told] = []
         self.children: list[Child] = []
@@ -364,14 +370,14 @@ class Swarm:
         """Start `cocktail join` over the link of `peer`, named `name` (else like the peer)."""
         name = name or peer
         line = [*before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
-        line += self._door(peer)
+        line += [*self._door(peer), *(LENDS if peer in self.lent else ())]
         return self.start(
             name, line, self.urls[peer] + "\n", member=self.members[peer], nice=NICE, **environment
         )
 
     def _door(self, peer: str) -> list[str]:
-        """Options of a peer that owns shards: others reach its door over a link."""
-        if not self.owners:
+        """Options of a peer that others dial: they reach its door over a link."""
+        if not self.owners and peer not in self.lent:
             return []
         if self.lab:
             return ["--listen", f"{self._address(self.members[peer])}:0"]
@@ -407,8 +413,17 @@ class Swarm:
             return next((t for t in islice(self.told, start, None) if wanted(t.event)), None)
 
     def accepted(self, peer: str, since: int, after: float) -> Told | None:
-        """Find the first round from `since` on, told after this time, that has a packet of this peer."""
-        return self.first(lambda e: peer in e.get("accepted", ()) and e["round"] >= since, after)
+        """Find the first round from `since` on, told after this time, that has a packet of this peer, or of
+        one that machines are together where it lends memory."""
+        return self.first(lambda e: self._has(peer, e.get("accepted", ())) and e["round"] >= since, after)
+
+    def _has(self, peer: str, accepted: Sequence[str]) -> bool:
+        together = peer in self.lent and any(name.endswith(REPLICA) for name in accepted)
+        return together or peer in accepted
+
+    def all_work(self, step: Line) -> bool:
+        """Tell whether all peers have a packet in this round."""
+        return all(self._has(peer, step["accepted"]) for peer in self.links)
 
     def is_void(self, round: int, at: float) -> bool:
         """Tell whether this round, as it was told at this time, was lost with its hub."""

@@ -51,7 +51,6 @@ COMMAND_LINES = [
     Bad("launch smoke --max-up nan", 2, "'nan' is not a rate", "write 20mbit"),
     Bad("launch smoke --max-down 0", 2, "'0' is not a rate", "write 20mbit"),
     Bad("launch smoke --vram-limit -1GiB", 2, "'-1GiB' is not a size", "write 24GiB"),
-    Bad("join x --hours 25:00-26:00", 2, "'25:00' is no time of day", "write 08:00"),
     Bad("launch smoke --device gpu", 2, "--device gpu", "expected auto, cpu, mps"),
     Bad("launch smoke --device cuda:99", 4, "--device cuda:99: this machine has", "--device auto"),
     Bad("launch smoke --vram-limit 8GiB --device cpu", 4, "cpu has no memory of its own", "leave it out"),

@@ -25,7 +25,7 @@ ROOT = get_command(app)
         ("--no-packing", "packing=false"),
         ("--lora --seed 3", "lora=true seed=3"),
         ("--use-peft", "lora=true"),
-        ("--no-dpo", "dpo=false"),
+        ("--no-lora", "lora=false"),
         ("--max-samples 9", "max_samples=9"),
         ("--load_in_4bit --peers 2", "load_in_4bit=true --peers 2"),
     ],

@@ -51,8 +51,8 @@ def test_without_a_file_nothing_is_set() -> None:
         ("learning_rate = 1\n", "no such setting: learning_rate\nhint: there are cache-dir, device, "),
         ('max-up = "fast"\n', "max-up: "),
         ("max-down = [1, 2]\n", "max-down: "),
-        ('gpus = "two"\n', "gpus is 'two', expected int"),
-        ("gpus = true\n", "gpus is True, expected int"),
+        ('micro-batch-size = "two"\n', "micro-batch-size is 'two', expected int"),
+        ("micro-batch-size = true\n", "micro-batch-size is True, expected int"),
         ("hours\n", "Expected '=' after a key"),
     ],
 )

@@ -28,7 +28,6 @@ from .run_ledger import (
     check_packet_log,
     is_locked,
     lock_exclusively,
-    merge_wal,
     packet_records,
 )
 from .update_log import (

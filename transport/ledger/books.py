@@ -365,7 +365,7 @@ def damaged(path: Path, why: str, lost: str = "") -> LedgerDamaged:
 
 def put_back(names: str) -> str:
     """Return the remedy for files that nothing can mend."""
-    return f"put {names} back from a copy: a backup, or the folder of a standby"
+    return f"put {names} back from a copy: a backup, or what another machine has"
 
 
 def open_tables(path: Path, wal: bool) -> StoredTables:

@@ -160,7 +160,7 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class Audit:
+class LedgerFacts:
     """Results of Ledger.verify."""
 
     rounds: int
@@ -482,7 +482,7 @@ class Ledger:
             held_out=tuple((one.step, one.loss) for one in evaluations),
         )
 
-    def verify(self, *, complete: bool = False) -> Audit:
+    def verify(self, *, complete: bool = False) -> LedgerFacts:
         """Read every packet and every counted lease again. Raises LedgerError if a law is broken.
 
         Laws: rounds follow each other, checksums hold, no sample was counted twice and every counted one
@@ -498,7 +498,7 @@ class Ledger:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
-    def _verify(self, complete: bool) -> Audit:
+    def _verify(self, complete: bool) -> LedgerFacts:
         for (found,) in self._db.execute("PRAGMA integrity_check(1)"):
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
@@ -514,10 +514,10 @@ class Ledger:
             if round != row.round or hashlib.sha256(packet).digest() != row.sha256:
                 raise LedgerError(f"the packet of round {row.round} is not the one that was committed")
         many, total = count_samples(ids), sum(row.length for row in rows)
-        audit = Audit(len(rows), total, many, self.samples - many, head, lacking)
-        if complete and audit.missing:
-            raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
-        return audit
+        facts = LedgerFacts(len(rows), total, many, self.samples - many, head, lacking)
+        if complete and facts.missing:
+            raise LedgerError(f"{facts.missing} of {self.samples} samples were never counted")
+        return facts
 
     def _compare_journal(self) -> int:
         """Compare the tables with what follows from the journal; return how many changes of it they lack.
@@ -625,17 +625,6 @@ def row_of(columns: tuple[Any, ...]) -> RoundRow:
     fingerprint, members, accepted = columns[4:7]
     names = tuple(json.loads(members)), tuple(json.loads(accepted))
     return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
-
-
-def merge_wal(folder: Path) -> None:
-    """Merge SQLite's write-ahead log into ledger.db, so that reading does not change that file any more.
-
-    Raises LedgerError where a reader is in the way for five seconds.
-    """
-    with closing(sqlite3.connect(folder / "ledger.db", timeout=5.0)) as db:
-        busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    if busy:
-        raise LedgerError(f"another program reads {folder / 'ledger.db'}")
 
 
 def is_locked(folder: Path) -> bool:

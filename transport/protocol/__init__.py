@@ -10,7 +10,6 @@ from .errors import (
     LedgerError,
     LinkLost,
     NoRoom,
-    NotGenuine,
     NotServed,
     ProtocolError,
     RefusedByHub,

@@ -14,7 +14,7 @@ class TransportError(Exception):
 
 
 class UrlError(TransportError):
-    """The run URL cannot be used, or an address or a ring URL."""
+    """The run URL cannot be used, or an address, or another URL of a machine."""
 
 
 class AddressInUse(TransportError):
@@ -56,10 +56,6 @@ class LinkLost(TransportError):
 
 class RolledBack(LinkLost):
     """The hub that took over lacks a round that this peer has applied: it joins anew."""
-
-
-class NotGenuine(TransportError):
-    """A signed document is not what its signer has signed."""
 
 
 class NotServed(TransportError):

@@ -27,7 +27,6 @@ NAMED = 64  # members that a round names to each of them; in total that grows as
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
-Rate = Annotated[float, Meta(ge=1, le=1e15)]  # bytes a second
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]  # its sums and squares are finite
 Figures = Annotated[list[Finite], Meta(max_length=8)]  # sums of an objective's figures beside its loss
 Word = Annotated[str, Meta(max_length=128)]

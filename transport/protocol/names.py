@@ -39,7 +39,6 @@ class Cost(Enum):
 
     ROUND = "members wait for it: read first"
     READ = "read from a file"
-    MADE = "made for the one who asks"
 
 
 @dataclass(frozen=True)

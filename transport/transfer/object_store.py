@@ -1,7 +1,7 @@
 """Objects that a hub serves by name, chunk by chunk. Files are never read as a whole.
 
-The rows below are those of every run. What a run uses beside them adds its rows with `serve`: audits,
-replicas, aggregators that are peers. Without a row nothing is served.
+The rows below are those of every run. What a run uses beside them adds its rows with `serve`. Without a row
+nothing is served.
 """
 
 from __future__ import annotations

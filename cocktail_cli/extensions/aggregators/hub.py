@@ -48,7 +48,7 @@ NOT_HERE, SILENT = "it is not here for this session", "it is gone or silent"
 RELAYED_PART = ObjectKind("part/<round>/<peer>", ("peer",), "a part of a packet", Cost.ROUND)
 SHARD_PACKET = ObjectKind("shard/<round>/<peer>", ("peer",), "a part of a packet", Cost.ROUND)
 OWN_SHARDS = ObjectKind("shard/<round>", ("peer",), "a part of a packet", Cost.ROUND)
-HANDED_OVER = ObjectKind("handoff/<number>", ("peer",), "a part of a handoff", Cost.MADE)
+HANDED_OVER = ObjectKind("handoff/<number>", ("peer",), "a part of a handoff", Cost.READ)
 
 
 class ShardCoordinator(HubExtension):

@@ -29,6 +29,8 @@ from cocktail_cli.options import Device, Json, Quiet
 from cocktail_cli.ui import counted, found, megabytes, print_findings, say
 from recipes.hardware import half_precision, host_memory, untried, usable_cores
 
+from .inquiries import OFFLINE, ask_hub, driver_version, gated_models, users_of
+
 if TYPE_CHECKING:
     from recipes.errors import Finding
     from recipes.planning import LinkSpeed
@@ -155,7 +157,7 @@ def cuda() -> str:
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     if torch.version.hip:
         built = f"ROCm {torch.version.hip}"
-    return f"torch {torch.__version__} for {built}; NVIDIA driver {machine.driver_version() or 'none'}"
+    return f"torch {torch.__version__} for {built}; NVIDIA driver {driver_version() or 'none'}"
 
 
 def trains_on(wanted: str) -> Finding:
@@ -166,7 +168,7 @@ def trains_on(wanted: str) -> Finding:
         return found("fail", "device", error.message, "--device auto takes what is there")
     if device != "cpu":
         return accelerator(device)
-    if machine.driver_version():
+    if driver_version():
         hint = "install torch for this driver: https://pytorch.org/get-started/locally"
         text = f"an NVIDIA driver is here, but this torch cannot use it ({cuda()})"
         return found("fail", "device", text, hint)
@@ -186,7 +188,7 @@ def accelerator(device: str) -> Finding:
         free, total = torch.cuda.mem_get_info(device)
         text += f", capability {major}.{minor}, {gib(free)} of {gib(total)} GiB free"
         if free < 0.8 * total:
-            holders = "; ".join(machine.users_of(device)[:3])
+            holders = "; ".join(users_of(device)[:3])
             return found("warn", "device", text, f"others hold it: {holders or 'unknown'}")
     if others:
         hint = "try it with preview and `launch smoke`, and report what they say"
@@ -231,9 +233,9 @@ def codec(wanted: str) -> Finding:
 
 def disk() -> Finding:
     """Report free space where models are cached and where runs are written."""
-    from recipes.downloads import hub_cache
+    from huggingface_hub.constants import HF_HUB_CACHE
 
-    places = {str(there(Path(p))) for p in (hub_cache(), machine.cache(), Path.cwd())}
+    places = {str(there(Path(p))) for p in (HF_HUB_CACHE, machine.cache(), Path.cwd())}
     free = {place: shutil.disk_usage(place).free for place in places}
     text = ", ".join(f"{megabytes(size)} free at {place}" for place, size in free.items())
     least = min(free, key=lambda place: free[place])
@@ -313,8 +315,6 @@ def gib(count: float) -> str:
 
 def hub() -> Iterator[Finding]:
     """Report whether the Hugging Face hub answers, the account, and the clock's error."""
-    from recipes.downloads import OFFLINE, ask_hub
-
     try:
         answer = ask_hub(ANSWER)
     except Exception as error:
@@ -342,7 +342,7 @@ def licences() -> Iterator[Finding]:
     """Report shipped recipes whose gated models this machine may not read yet."""
     from cocktail_cli.assembly import recipe_type
     from recipes.config import is_hub_id, list_recipes
-    from recipes.downloads import gated_models, licence_hint
+    from recipes.downloads import licence_hint
 
     named = {recipe.model.model_name_or_path: recipe.name for recipe in list_recipes(recipe_type)}
     for model in gated_models([name for name in named if is_hub_id(name)]):
@@ -489,7 +489,7 @@ def fetched(link: PeerLink, rate: float) -> Finding:
 def base_access(link: PeerLink) -> Finding:
     """Report whether this machine's account may read the gated base of the run."""
     from recipes.config import recipe_from_json
-    from recipes.downloads import gated_models, licence_hint
+    from recipes.downloads import licence_hint
 
     name = recipe_from_json(link.welcome.recipe, recipe_type).model.model_name_or_path
     if [*gated_models([name])]:

@@ -27,11 +27,12 @@ from recipes import training
 from recipes.algorithm import SideStream
 from recipes.config import Recipe, Training
 from recipes.data import Sample, unpack_samples
+from recipes.errors import ModelError
 from recipes.hardware import half_precision
-from recipes.models import ParameterFiller, autocast_dtype, build_on_meta, open_vector, trained_dtype
+from recipes.models import autocast_dtype, build_on_meta, frozen_name, open_vector, trained_dtype
 from recipes.objectives import measured, objective_of
 from recipes.training import LINEAR, LOCAL, NOISE, OPTIMIZER, PLAIN, RANK, ModelExtension, packed, parsed
-from recipes.weight_files import layout_of, write_safetensors
+from recipes.weight_files import Layout, StoredVector, layout_of, write_safetensors
 
 from .fsdp_peer import REQUESTS, SharedMemory, windows
 
@@ -54,6 +55,46 @@ class Range:
         if first >= last:
             return None
         return slice(first - start, last - start), self.values[first - self.start : last - self.start]
+
+
+class ParameterFiller:
+    """Gives the parameters of a model on the meta device their values: what is trained, out of the vector;
+    the rest, of the base, as it is stored."""
+
+    def __init__(self, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device) -> None:
+        self.layout, self.vector, self.device = layout, vector, device
+        self.stored: StoredVector | None = None  # the base, where some of it is not trained
+        self.waiting = {parameter: name for name, parameter in model.named_parameters()}  # by identity
+
+    def fill(self, module: nn.Module) -> None:
+        """Fill the parameters of `module` that have none yet. Errors: ModelError: one is tied elsewhere."""
+        here: dict[nn.Parameter, nn.Parameter] = {}
+        for owner in module.modules():
+            for name, empty in list(owner.named_parameters(recurse=False)):
+                if not empty.is_meta:
+                    continue
+                if empty not in here:
+                    if empty not in self.waiting:
+                        said = f"{name}, tied across blocks, cannot be spread over several devices"
+                        raise ModelError(said, "--gpus 1")
+                    here[empty] = self.value(self.waiting.pop(empty), empty)
+                setattr(owner, name, here[empty])
+
+    def value(self, name: str, empty: nn.Parameter) -> nn.Parameter:
+        values = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
+        layout, flat = self.layout, values.view(-1)
+        if frozen := not empty.requires_grad:
+            assert self.stored is not None
+            layout, name = self.stored.layout, frozen_name(self.stored, name)
+        first = layout.offsets[layout.names.index(name)]
+        for start, stop in windows(0, len(flat)):
+            place = first + start, first + stop
+            flat[start:stop] = self.of_base(*place) if frozen else self.vector[slice(*place)]
+        return nn.Parameter(values, empty.requires_grad)
+
+    def of_base(self, start: int, stop: int) -> Tensor:
+        assert self.stored is not None
+        return torch.from_numpy(self.stored.read(start, stop))
 
 
 class FsdpWorker:

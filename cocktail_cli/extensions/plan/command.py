@@ -14,9 +14,11 @@ import typer
 from cocktail_cli import options
 from cocktail_cli.assembly import crossing, divided
 from cocktail_cli.errors import EXIT, Failure
-from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, pick_device, this_machine
+from cocktail_cli.machine import GIB, RUNTIME, check_trust, pick_device
 from cocktail_cli.recipe_request import RecipeRequest
 from cocktail_cli.ui import counted, megabytes, say, time_left_text
+
+from .gpu_table import Gpu, gpu_of, this_machine
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -32,6 +34,8 @@ THIN = ((SPARSE,), (IN_FLIGHT,), (LONGER,), (IN_FLIGHT, LONGER))
 CUT = 0.3  # share of the recipe's packet below which SPARSE ends at a lower loss (recipes/LOG.md, 2026-11-26)
 ALGORITHM = "recipes/ALGORITHM.md"
 MANY = 1000  # steps of a plan whose data do not say how many they are
+CARRIES = 0.9  # of a line's rate, in packets: the rows at 20 Mbit/s of RESULTS.md have 0.91 and 0.87
+UTILISATION = 0.35  # of a device's peak, as a rule of thumb: `--step-time` replaces it by a measurement
 ENOUGH = 0.95  # share of the time that devices compute
 # Changes that save memory, those that hurt the result most last; the first sufficient one is proposed.
 SMALLER = (
@@ -225,7 +229,7 @@ def lines_of(given: Sequence[str]) -> tuple[LinkSpeed, LinkSpeed | None, int]:
 
     Raises Failure (usage).
     """
-    from recipes.planning import CARRIES, LinkSpeed
+    from recipes.planning import LinkSpeed
 
     peer, hub, listening = LinkSpeed(RATE, RATE, carries=CARRIES), None, 0
     for text in given:
@@ -251,7 +255,7 @@ def make(asked: Asked) -> Plan:
         the errors of recipes, for a recipe, model or data set that cannot be used.
     """
     from recipes.models import check_fit, config_folder, load_tokenizer
-    from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
+    from recipes.planning import cost_of_step, packet_bytes, survey_data
     from recipes.weight_files import meta_model
 
     recipe = asked.request.load()
@@ -261,11 +265,11 @@ def make(asked: Asked) -> Plan:
     peers = asked.peers or recipe.swarm.min_peers
     micro_batch, memory = fitted(asked, recipe)
     known = survey_data(recipe, tokenizer)
-    share = samples_per_peer(recipe, peers)
+    share = recipe.training.global_batch_size / peers
     done = memory.flops / (micro_batch * recipe.data.max_length) * known.length(recipe) * share
     done += memory.step_flops
     devices = asked.gpus * asked.stages
-    compute = asked.step_time or compute_seconds(done, devices * asked.gpu.peak(computes_in(recipe, asked)))
+    compute = asked.step_time or done / (UTILISATION * devices * asked.gpu.peak(computes_in(recipe, asked)))
     stage_line = 0.0
     if asked.stages > 1:
         stage_line = divided(recipe, folder, asked.stages).sent * known.length(recipe) * share
@@ -355,10 +359,23 @@ def smaller(plan: Plan) -> str:
     return f"{best} needs {gib(least + RUNTIME)}, still too much: {too_much}" if best else too_much
 
 
+def topk_within(recipe: Recipe, parameters: int, link: LinkSpeed, seconds: float) -> float | None:
+    """Find the largest K, of a few round ones, whose exchange takes the line at most `seconds` a step; None:
+    none does."""
+    from recipes.planning import cost_of_step, packet_bytes
+
+    for keep in (0.2, 0.15, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01):
+        if keep < recipe.compression.topk_ratio:
+            changed = recipe.model_copy(
+                update={"compression": recipe.compression.model_copy(update={"topk_ratio": keep})}
+            )
+            if cost_of_step(changed, packet_bytes(changed, parameters), 0.0, link).whole <= seconds:
+                return keep
+    return None
+
+
 def quicker(plan: Plan) -> str:
     """Suggest a change for the bottleneck, compute or network."""
-    from recipes.planning import topk_within
-
     step, recipe = plan.step, plan.recipe
     if step.bottleneck == "network":
         keep = topk_within(recipe, plan.memory.parameters, step.link, step.compute)

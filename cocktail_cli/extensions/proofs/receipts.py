@@ -22,9 +22,9 @@ from cocktail_cli.assembly import PeerExtension
 from cocktail_cli.machine import home, write_private
 from cocktail_cli.ui import counted
 from transport import RunURL
-from transport.protocol import NotGenuine, ProtocolError, messages, read_msgpack, short_key
+from transport.protocol import ProtocolError, messages, read_msgpack, short_key
 
-from .signed_documents import SignedDocument
+from .signed_documents import NotGenuine, SignedDocument
 
 NAME, KIND = "proofs", "receipt"  # of the body, and of the document
 FIELDS = {"run": str, "hub": str, "peer": str, "committed": int, "rounds": int, "samples": int, "head": str}
@@ -70,7 +70,7 @@ def open_receipt(path: Path) -> SignedDocument:
             raise NotGenuine(f"it lacks one of {', '.join(FIELDS)}")
         return receipt
     except (NotGenuine, UnicodeDecodeError) as error:
-        raise NotGenuine(f"{path}: {error}") from None
+        raise NotGenuine.of(path, error) from None
 
 
 class ReceiptFile(PeerExtension):

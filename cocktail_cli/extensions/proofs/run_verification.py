@@ -38,8 +38,11 @@ from .seals import SEAL, check_files, read_seal, uncovered
 from .signed_documents import SignedDocument
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from recipes.algorithm import GlobalModel
     from recipes.config import Recipe
+    from recipes.weight_files import StoredVector
 
 BOOKS = (*(DATABASE + end for end in ("", "-wal", "-shm", ".sha256")), JOURNAL, PACKETS)
 COVERED = (*(f"{in_folder.LEDGER}/{name}" for name in BOOKS), in_folder.RESOLVED, FILE)
@@ -163,7 +166,6 @@ class RunVerification:
     def _check_error_feedback(self, saved: Path, updates: Path, rounds: int) -> None:
         """Check what restores the error feedback before round `rounds`: the saved one, and the updates since.
         A hub that goes on may save it and clear the log meanwhile."""
-        from recipes.algorithm import verify_saved
         from transport.ledger import read_rounds
 
         try:
@@ -268,11 +270,42 @@ def is_merged(folder: Path, recipe: Recipe) -> bool:
     return recipe.lora is not None and not (folder / ADAPTER_FILE).is_file()
 
 
+def differing_parameter(stored: StoredVector, vector: Tensor) -> str | None:
+    """Name the first parameter that is not the one of `vector` (P,), rounded to its dtype; None: none."""
+    from recipes.weight_files import COPIED_AT_ONCE, STORED_DTYPES
+
+    for name, part, view in zip(stored.names, stored.parts, stored.layout.views(vector), strict=True):
+        flat, dtype = view.reshape(-1), STORED_DTYPES[part.dtype]
+        for at in range(0, len(flat), COPIED_AT_ONCE):
+            wanted = flat[at : at + COPIED_AT_ONCE].to(dtype).float().numpy()
+            if part.floats(at, at + len(wanted)).tobytes() != wanted.tobytes():
+                return name
+    return None
+
+
+def verify_saved(path: Path) -> int:
+    """Compare an aggregator's file with its sums; return the round that it is before. Raises ValueError
+    where it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    from recipes.weight_files import damaged_part
+
+    try:
+        with safe_open(path, "pt") as file:
+            said = file.metadata()
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                if damaged := damaged_part(said, {name: file.get_tensor(name)}):
+                    raise ValueError(f"{damaged} is not what was written")
+            return int(said["round"])
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
+        raise ValueError(f"{path} is damaged: {problem}") from problem
+
+
 def compare_weights(folder: Path, recipe: Recipe, base: Path, x: GlobalModel) -> None:
     """Raise Failure (altered) where the weights in a folder are not x'."""
     from recipes.models import open_trained
 
     with altered_if_damaged(str(folder)), closing(open_trained(recipe, base, folder)) as stored:
-        if (name := stored.differs_from(x.vector)) is not None:
+        if (name := differing_parameter(stored, x.vector)) is not None:
             text = f"{name} in {folder} is not that of x' after {x.round} rounds"
             raise Failure("altered", text)

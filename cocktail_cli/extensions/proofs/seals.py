@@ -8,7 +8,9 @@ A run that began without a signing key signs nothing. A model's card says how to
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import read_run
 from recipes.weight_files import weights_file_in
 from transport import Ledger
-from transport.ledger import merge_wal
-from transport.protocol import NotGenuine
+from transport.ledger import DATABASE
+from transport.protocol import LedgerError
 
-from .signed_documents import SignedDocument, signer_of
+from .signed_documents import NotGenuine, SignedDocument, signer_of
 
 SEAL = "seal.json"
 SNAPSHOTS = "snapshots/"  # which its host may delete
@@ -71,7 +73,7 @@ def read_seal(folder: Path) -> SignedDocument | None:
         if not isinstance(said["rounds"], int) or any(not isinstance(one, str) for one in texts):
             raise TypeError("it lacks a run, its rounds, or the hash of a file")
     except (NotGenuine, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
-        raise NotGenuine(f"{path}: {error}") from None
+        raise NotGenuine.of(path, error) from None
     return seal
 
 
@@ -118,6 +120,17 @@ def seal_model(model: CommittedModel, folder: Path, rounds: int, merged: bool) -
         lines = verification_lines(statement, f"- `{weights.name}`: sha256 `{sha256}`", signer_of(secret))
         (folder / CARD).write_text(model.card(folder, rounds, merged, [*lines]), encoding="utf-8")
         write_seal(folder, statement, secret, {weights.name: sha256})
+
+
+def merge_wal(folder: Path) -> None:
+    """Merge SQLite's write-ahead log into ledger.db, so that reading does not change that file any more.
+
+    Raises LedgerError where a reader is in the way for five seconds.
+    """
+    with closing(sqlite3.connect(folder / DATABASE, timeout=5.0)) as db:
+        busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if busy:
+        raise LedgerError(f"another program reads {folder / 'ledger.db'}")
 
 
 def seal_run(model: CommittedModel, rounds: int) -> None:

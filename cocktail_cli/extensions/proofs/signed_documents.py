@@ -11,12 +11,28 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from transport.protocol import NotGenuine, to_bytes
+from cocktail_cli.errors import Failure
+from transport.protocol import to_bytes
+
+
+class NotGenuine(Failure):
+    """A document's signature does not belong to what it says."""
+
+    def __init__(self, why: str) -> None:
+        hint = "copy it again, or ask the run's host"
+        super().__init__("altered", f"it is not genuine: {why}", hints=(hint,))
+        self.why = why
+
+    @classmethod
+    def of(cls, path: Path, error: Exception) -> NotGenuine:
+        """Name the file of an error."""
+        return cls(f"{path}: {getattr(error, 'why', error)}")
 
 
 @lru_cache(maxsize=4)

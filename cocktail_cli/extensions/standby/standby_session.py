@@ -223,7 +223,7 @@ class StandbySession:
         self.session = HostSession(recipe, self.folder, [self.view], record)
         if not recipe.data.streaming:  # the position in a stream moves on
             prepared = self.session.prepare()
-            prepared.get_ready()
+            _ = prepared.memory, prepared.prepared, prepared.data_digest  # seconds, which a takeover has not
             self.session.prepared = prepared
 
     def _keep_ready(self, copy: LedgerCopy) -> None:

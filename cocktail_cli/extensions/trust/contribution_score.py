@@ -45,7 +45,7 @@ import torch
 
 from cocktail_cli.assembly import UpdateJudge
 from cocktail_cli.errors import explain
-from recipes.algorithm import FEWEST, HELD, GlobalModel, adaptive_rate_of, decode_packet, median_of, norm_of
+from recipes.algorithm import FEWEST, HELD, GlobalModel, adaptive_rate_of, decode_packet, median_of
 from recipes.config import Recipe
 from recipes.data import Corpus, shuffled_order
 from recipes.models import check_packing_isolation
@@ -209,6 +209,11 @@ def deviations(gains: Mapping[str, Gain]) -> dict[str, float]:
     ranked = sorted(gains, key=lambda peer: gains[peer].b)
     middle = ranked[(len(ranked) - 1) // 2]
     return {peer: gains[peer].b - gains[middle].b for peer in ranked if peer != middle}
+
+
+def norm_of(values: np.ndarray) -> float:
+    """Compute the Euclidean norm in float64, where the squares of float32 cannot overflow."""
+    return float(np.sqrt(np.square(values, dtype=np.float64).sum()))
 
 
 class Probe:

@@ -107,9 +107,9 @@ def test_where_peers_own_shards_a_local_one_listens_where_the_hub_is_known(tmp_p
     assert door.dialled(40123) == "[2001:db8::1]:40123"
 
 
-def test_a_local_peer_has_no_volunteers_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_peer_has_no_limits_of_a_volunteer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tmp_path / "config.toml"
-    settings.write_text('hours = "22:00-07:00"\n')
+    settings.write_text('max-up = "8mbit"\n')
     monkeypatch.setenv("COCKTAIL_CONFIG", str(settings))
     assert key_options.defaults()
 

@@ -208,7 +208,7 @@ def test_a_resumed_run_keeps_its_url_unless_it_listens_at_another_port(tmp_path:
 
 
 def test_a_resumed_run_has_the_options_of_its_launch_but_for_those_typed_now(tmp_path: Path) -> None:
-    launched = LocalSettings("cuda:0,1", 4, 1e6, None, 20 << 30, True, {"multi_gpu": {"gpus": 2}})
+    launched = LocalSettings("cuda:0", 4, 1e6, None, 20 << 30, True)
     old = record(tmp_path, arguments=arguments_of(launched, 3))
     save_run(old)
     old = load_run("amber-otter-42")

@@ -53,7 +53,7 @@ def save_own(folder: Path, ran: Path) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    [("launch", "smoke"), ("validate", "smoke"), ("plan", "smoke")],
+    [("launch", "smoke"), ("validate", "smoke")],
 )
 def test_a_recipe_alone_does_not_allow_model_code(cocktail: Run, command: tuple[str, ...]) -> None:
     said = cocktail(*command, WANTS)

@@ -71,12 +71,6 @@ def test_the_question_names_what_is_trained_on_what_for_how_long_and_what_it_tak
     )
 
 
-def test_the_question_says_who_sees_the_address_of_this_machine() -> None:
-    """Peers that listen are dialled by members, and whoever listens is named to all of them."""
-    assert "and to peers that listen" in bullet(asked(), "shows")
-    assert "and to all peers" in bullet(asked(listen="0.0.0.0:29401"), "shows")
-
-
 def test_the_question_names_adapters_limits_and_no_path_of_the_host() -> None:
     lines = asked("lora.lora_r=8", "datasets.0.path=/home/dana/secret/rows.jsonl", max_up=625_000.0)
 

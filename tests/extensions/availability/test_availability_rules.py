@@ -17,6 +17,7 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from in_this_process import Run
 from test_user_config import understood, write
 
 from cocktail_cli.errors import Failure
@@ -365,3 +366,11 @@ def test_fetched_models_take_no_more_than_their_owner_allows(
     assert free_bytes(5000) == 4000
     assert free_bytes(500) == -500
     assert free_bytes() > 10**6
+
+
+def test_a_time_that_is_none_is_named_with_what_to_write(cocktail: Run) -> None:
+    said = cocktail("join", "x", "--hours", "25:00-26:00")
+
+    assert said.exit == 2
+    assert "'25:00' is no time of day" in said.err
+    assert "write 08:00" in said.err

@@ -11,13 +11,15 @@ from types import SimpleNamespace
 import pytest
 from hostile_words import WORDS, safe
 from in_this_process import Run
+from local_hub import TOKEN, LocalHub, ask_only
 from lying_host import lying_host
 from stalling_hub import Material, stalling_hub
 
 from cocktail_cli.extensions.doctor import command as doctor
 from cocktail_cli.extensions.doctor.command import pace
+from cocktail_cli.extensions.doctor.inquiries import HubAnswer, driver_version, gated_models, users_of
+from cocktail_cli.machine import nvml
 from recipes.config import load_recipe
-from recipes.downloads import HubAnswer
 from recipes.hardware import HostMemory
 from transport import RunKeys
 from transport.protocol import messages
@@ -89,11 +91,32 @@ def test_a_check_that_raises_does_not_end_the_others(cocktail: Run, monkeypatch:
 def test_doctor_shows_the_answer_of_the_hugging_face_hub(
     monkeypatch: pytest.MonkeyPatch, answer: HubAnswer, level: str, words: str
 ) -> None:
-    monkeypatch.setattr("recipes.downloads.ask_hub", lambda timeout: answer)
+    monkeypatch.setattr("cocktail_cli.extensions.doctor.command.ask_hub", lambda timeout: answer)
 
     found = next(doctor.hub())
 
     assert (found.level, words in found.text) == (level, True)
+
+
+def test_a_gated_model_is_one_that_this_machines_token_may_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with LocalHub() as there:
+        ask_only(there, monkeypatch, tmp_path / "cache")
+        for kind in ("open", "gated"):
+            there.add(f"a/{kind}", {"config.json": b"{}"}, gated=kind == "gated")
+
+        assert [*gated_models(["a/open", "a/gated", "a/missing"])] == ["a/gated"]
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        assert [*gated_models(["a/gated"])] == []
+
+
+def test_without_a_driver_nobody_uses_the_gpus() -> None:
+    if nvml() is not None:
+        pytest.skip("this machine has NVIDIA's driver")
+
+    assert driver_version() is None
+    assert users_of("cuda:0") == []
 
 
 def test_a_clock_that_is_four_minutes_behind_fails() -> None:

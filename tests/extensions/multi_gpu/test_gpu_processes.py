@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from forked import Command, Forked, needs_fork
 from stalling_hub import Material, stalling_hub
+from test_resume import arguments_of, record
 
 from cocktail_cli.assembly import Given, pick_devices
 from cocktail_cli.errors import Failure
 from cocktail_cli.extensions.multi_gpu.fsdp_peer import check_fsdp
-from cocktail_cli.host import LocalSettings
+from cocktail_cli.host import LocalSettings, hosted_before
+from cocktail_cli.machine import load_run, save_run
 from recipes.config import load_recipe
 from recipes.errors import ModelError
 
@@ -106,3 +108,10 @@ def test_what_several_gpus_cannot_do_is_refused_by_name(key: str) -> None:
         ModelError, match=f"{key.removesuffix('=true')}: a peer on several GPUs cannot do that"
     ):
         check_fsdp(recipe)
+
+
+def test_a_resumed_run_has_the_gpus_of_its_launch(tmp_path: Path) -> None:
+    launched = LocalSettings("cuda:0,1", given={"multi_gpu": {"gpus": 2}})
+    save_run(record(tmp_path, arguments=arguments_of(launched, 3)))
+
+    assert hosted_before(load_run("amber-otter-42")) == (launched, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from test_join_prompt import asked, bullet
+
 from cocktail_cli.assembly import crossing, recipe_type, used
 from cocktail_cli.extensions.passing import extension
 from cocktail_cli.extensions.passing.keys import mode_of
@@ -42,3 +44,9 @@ def test_where_it_is_off_nothing_is_said_of_other_peers() -> None:
     assert way is not None
     assert way.always
     assert way.hub < 2
+
+
+def test_the_question_says_who_sees_the_address_of_this_machine() -> None:
+    """Peers that listen are dialled by members, and whoever listens is named to all of them."""
+    assert "and to peers that listen" in bullet(asked(), "shows")
+    assert "and to all peers" in bullet(asked(listen="0.0.0.0:29401"), "shows")

@@ -8,8 +8,9 @@ import pytest
 from in_this_process import Run
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import GIB, GPUS, Gpu, gpu_of
-from recipes.planning import CARRIES
+from cocktail_cli.extensions.plan.command import CARRIES
+from cocktail_cli.extensions.plan.gpu_table import GPUS, Gpu, gpu_of
+from cocktail_cli.machine import GIB
 
 SMALL = ("plan", "smoke", "--gpu", "t4", "--peers", "4")
 
@@ -170,3 +171,10 @@ def test_the_error_of_a_misspelt_gpu_names_the_nearest_one() -> None:
         gpu_of("rtx-4080")
 
     assert caught.value.hints[0].startswith("did you mean rtx-40")
+
+
+def test_a_recipe_alone_does_not_allow_model_code(cocktail: Run) -> None:
+    said = cocktail("plan", "smoke", "model.trust_remote_code=true")
+
+    assert said.exit == 2
+    assert "--trust-remote-code, if you trust whoever wrote it" in said.err

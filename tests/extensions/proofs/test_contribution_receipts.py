@@ -10,10 +10,10 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from cocktail_cli.extensions.proofs.hub import ReceiptWriter
 from cocktail_cli.extensions.proofs.receipts import NAME, Receipt, receipt_document
-from cocktail_cli.extensions.proofs.signed_documents import SignedDocument, signer_of
+from cocktail_cli.extensions.proofs.signed_documents import NotGenuine, SignedDocument, signer_of
 from transport import Ledger, PeerLink, RunKeys, RunURL
 from transport.peer import PeerIdentity
-from transport.protocol import CurveKeys, NotGenuine, encode, messages
+from transport.protocol import CurveKeys, encode, messages
 
 MOST = 200  # bytes that a receipt adds to a message: transport/PROTOCOL.md says so
 

@@ -22,7 +22,7 @@ from cocktail_cli.extensions.proofs.hub import ReceiptWriter
 from cocktail_cli.extensions.proofs.receipts import Receipt, receipt_document
 from cocktail_cli.extensions.proofs.run_verification import RunVerification
 from cocktail_cli.extensions.proofs.seals import check_sealed_model
-from cocktail_cli.extensions.proofs.signed_documents import SignedDocument, signer_of
+from cocktail_cli.extensions.proofs.signed_documents import NotGenuine, SignedDocument, signer_of
 from cocktail_cli.host import CommittedModel, hashes_of
 from cocktail_cli.machine import RunRecord, save_run
 from recipes.algorithm import GlobalModel, compressor_of
@@ -30,7 +30,7 @@ from recipes.config import Recipe, load_recipe
 from recipes.models import open_tokenizer, open_trained, prepare_base
 from recipes.snapshots import write_chunk_hashes
 from transport.ledger import UPDATES, Counted, EvaluationRow, Ledger, RoundRow, UpdateLog
-from transport.protocol import CurveKeys, NotGenuine, RunKeys, WeightedPacket, short_key
+from transport.protocol import CurveKeys, RunKeys, WeightedPacket, short_key
 from transport.scheduling import CommitSeconds
 
 NAME, ROUNDS, SNAPSHOT = "amber-otter-42", 6, 3

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocktail_cli.extensions.proofs.signed_documents import SignedDocument, signer_of
-from transport.protocol import NotGenuine, RunKeys
+from cocktail_cli.extensions.proofs.signed_documents import NotGenuine, SignedDocument, signer_of
+from transport.protocol import RunKeys
 
 SECRET = RunKeys.generate().signing
 DOCUMENT = SignedDocument.sign("seal", {"run": "toy", "files": {"a b": "00"}}, SECRET)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from math import inf
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -23,14 +23,15 @@ from transport.wire import Bandwidth, Frames, wire_size
 SIZES = (0, 0, *(1 << power for power in range(15, 20)))  # bytes of one message: in all, 992 KiB each way
 BUDGET = 2 << 20  # bytes both ways that a machine moves for one that may measure the line to it
 LONG_S = 0.25  # that a message takes: the next is not longer
+Rate = Annotated[float, msgspec.Meta(ge=1, le=1e15)]  # bytes a second
 PATIENCE_S = 1.0  # for an answer: then the line carries no more than that message in so long
 
 
 class LineRates(msgspec.Struct, frozen=True, array_like=True):
     """Bytes a second to another machine, and back."""
 
-    there: messages.Rate
-    back: messages.Rate
+    there: Rate
+    back: Rate
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

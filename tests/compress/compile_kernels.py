@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import triton
@@ -40,32 +41,34 @@ DEQUANTIZE = {
 }  # fmt: skip
 NVIDIA = [GPUTarget("cuda", number, 32) for number in (75, 80, 90, 120)]
 AMD = [GPUTarget("hip", "gfx90a", 64), GPUTarget("hip", "gfx1100", 32)]
-PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+OBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def assembled(target: GPUTarget, kernel: object, signature: dict[str, str], **constants: object) -> str:
-    """Compile a kernel to its assembly: PTX, or that of AMD."""
+@dataclass(frozen=True)
+class Assembled:
+    """A kernel's assembly, PTX or that of AMD, and the bytes of stack that NVIDIA's assembler gives it."""
+
+    text: str
+    stack: int = 0
+
+
+def assembled(target: GPUTarget, kernel: object, signature: dict[str, str], **constants: object) -> Assembled:
+    """Compile a kernel."""
     warps = constants.pop("num_warps", 4)
     types = signature | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=types, constexprs=constants)
     made = triton.compile(source, target=target, options={"num_warps": warps}).asm
-    return made["ptx" if target.backend == "cuda" else "amdgcn"]
+    if target.backend != "cuda":
+        return Assembled(made["amdgcn"])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made["cubin"])
+        file.flush()
+        command = [str(OBJDUMP), "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return Assembled(made["ptx"], max(map(int, re.findall(r"STACK:(\d+)", told))))
 
 
-def stack(ptx: str, target: GPUTarget) -> int:
-    """Bytes of stack that ptxas gives the kernel."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
-        (name,) = re.findall(r"\.target (\w+)", ptx)
-        newer = PTXAS.with_name("ptxas-blackwell")
-        ptxas = newer if target.arch >= 100 and newer.exists() else PTXAS
-        command = [str(ptxas), "-v", f"--gpu-name={name}", str(path), "-o", str(path) + ".cubin"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return max(map(int, re.findall(r"(\d+) bytes stack frame", told)), default=0)
-
-
-def quantize(target: GPUTarget, bits: int, bucket: int) -> str:
+def quantize(target: GPUTarget, bits: int, bucket: int) -> Assembled:
     return assembled(
         target, kernels._quantize, QUANTIZE,
         BITS=bits, BUCKET=bucket, ROWS=max(kernels.AT_ONCE // bucket, 1), BY_LARGEST=bits == 8,
@@ -73,7 +76,7 @@ def quantize(target: GPUTarget, bits: int, bucket: int) -> str:
     )  # fmt: skip
 
 
-def decoders(target: GPUTarget, bits: Iterable[int]) -> dict[str, str]:
+def decoders(target: GPUTarget, bits: Iterable[int]) -> dict[str, Assembled]:
     """The kernels whose bits must be the same everywhere."""
     made = {"add": assembled(target, kernels._add, ADD, BLOCK=1024)}
     for width in bits:
@@ -100,10 +103,8 @@ def main() -> None:
                 made[f"quantize {bits}, 128"] = quantize(target, bits, 128)
             for bucket in (1024, kernels.LONGEST):
                 made[f"quantize 4, {bucket}"] = quantize(target, 4, bucket)
-        cuda = target.backend == "cuda"
         told[f"{target.backend} {target.arch}"] = {
-            name: (len(code), ".ftz" in code, stack(code, target) if cuda else 0)
-            for name, code in made.items()
+            name: (len(code.text), ".ftz" in code.text, code.stack) for name, code in made.items()
         }
     print(json.dumps(told))
 

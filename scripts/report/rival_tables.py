@@ -249,6 +249,7 @@ def faults(folder: Path) -> str:
     body = [
         [FAULTS[r["fault"]], r["system"], stalled(r), peers_apart(r), lost(r), back(r), f"{r['usual']:.1f}"]
         for r in sorted(rows, key=lambda r: (order.index(r["fault"]), systems.index(r["system"])))
+        if r["fault"] != "none"
     ]
     head = [
         "fault of one peer of four",

@@ -24,18 +24,16 @@ def growth(folder: Path) -> str:
     points = read(folder / "growth.jsonl")
     if not points:
         return NOTHING
-    tables, plots = list[str](), list[str]()
+    plots = list[str]()
     for kind, title in KINDS.items():
         mine = sorted((p for p in points if p["kind"] == kind), key=lambda p: (p["parameters"], p["peers"]))
-        if mine:
-            tables.append(f"**{title}**\n\n{table(*point_rows(kind, mine))}")
         if curves := curves_of(kind, mine):
             by = "peers" if kind == "peers" else "parameters"
             (folder / f"growth-{kind}.svg").write_text(svg(f"{title}: a round", by, curves))
             plots.append(f"![{title}](measured/growth-{kind}.svg)\n")
     return section(
         "growth",
-        dates=dates(points), points="\n".join(tables), plots="\n".join(plots),
+        dates=dates(points), plots="\n".join(plots),
         fits=table(*fit_rows(costs.fitted(points))), parameters=costs.FITTED[0], peers=costs.FITTED[1],
     )  # fmt: skip
 
@@ -49,15 +47,6 @@ def curves_of(kind: str, points: Sequence[Row]) -> dict[str, list[tuple[float, f
         for what, (name, scale) in names.items()
     }
     return {name: curve for name, curve in curves.items() if curve}
-
-
-def point_rows(kind: str, points: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    by = "peers" if kind == "peers" else "parameters"
-    moved = "up" if kind == "peer" else "bytes"
-    head = [by, "MB up" if kind == "peer" else "MB up and down", "CPU-s", "memory, MB"]
-    sizes = [(f"{p[by]:,.0f}", f"{p[moved] / 1e6:,.2f}") for p in points]
-    costs = [(f"{p['cpu_s']:.3f}", f"{p['memory'] / 1e6:,.0f}") for p in points]
-    return head, [[*size, *cost] for size, cost in zip(sizes, costs, strict=True)]
 
 
 def fit_rows(fits: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

@@ -60,10 +60,13 @@ def links(folder: Path) -> str:
         return NOTHING
     ideal = work.GPTJ_TOKENS / work.GPTJ_S
     speeds = [speed for speed in SPEEDS if any(speed in by for by in steps.values())]
-    sent = {name: dict[str, float]() for name in SYSTEMS}
-    for row in rows:
-        if row["sent"]:
-            sent[row["system"]][row["speed"]] = row["sent"] / (2 * row["parameters"])
+    sent, rivals = dict[str, dict[str, float]](), list[str]()
+    for row in (row for row in rows if row["sent"]):
+        share = row["sent"] / (2 * row["parameters"])
+        if row["system"].startswith("cocktail"):
+            sent.setdefault(row["system"], {})[row["speed"]] = share
+        elif row["speed"] == "100":  # at each speed about the same
+            rivals.append(f"{row['system']} {share:.3g}")
     at = ("20", "100", "500", "1000")
     plotted = {name: [(float(s), 1 / by[s]) for s in at if s in by] for name, by in steps.items()}
     title = "Share of the time that devices compute"
@@ -76,7 +79,10 @@ def links(folder: Path) -> str:
         rtt=work.RTT,
         ideal=ideal,
         computing=by_speed("computing at Mbit/s", steps, speeds, lambda times: percent(1 / times)),
-        sent=by_speed("sent", sent, speeds, lambda share: f"{share:.4f}"),
+        sent=by_speed(
+            "sent", {n: sent[n] for n in SYSTEMS if n in sent}, speeds, lambda share: f"{share:.4f}"
+        ),
+        rivals=", ".join(rivals),
         busy="; ".join(f"{row['system']} at {row['speed']}" for row in rows if row["busy"] >= BUSY),
     )
 
@@ -249,6 +255,7 @@ def faults(folder: Path) -> str:
     body = [
         [FAULTS[r["fault"]], r["system"], stalled(r), peers_apart(r), lost(r), back(r), f"{r['usual']:.1f}"]
         for r in sorted(rows, key=lambda r: (order.index(r["fault"]), systems.index(r["system"])))
+        if r["fault"] != "none"
     ]
     head = [
         "fault of one peer of four",

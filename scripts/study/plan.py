@@ -21,7 +21,6 @@ MILLION = Size(hidden=160, layers=3, steps=400, base_steps=1000)  # a second siz
 COCKTAIL = Setting()
 SUM = Setting(sample=0.113, bits=2, outer_rate=0.0, own_noise=0)  # the recipes' default
 OWN_NOISE = replace(SUM, beta1=0.5, own_noise=1)  # until 2026-11-27
-BEFORE = replace(OWN_NOISE, outer_rate=4.0, beta2=0.99)  # until 2026-11-22: no peer's momentum was divided
 WIDE = replace(SUM, sample=0.38, keep=0.047, bits=1)  # visits more, sends less of it
 OWN_WIDE = replace(WIDE, beta1=0.0, own_noise=1)
 THIN = replace(SUM, sample=0.04)
@@ -97,7 +96,6 @@ def with_peers(rows: tuple[Row, ...], peers: int) -> tuple[Row, ...]:
 
 METHODS = (
     Row("p=.1 K=.2, 4 bits (`cocktail-paper`)", COCKTAIL),
-    Row("p=.113 K=.2, 2 bits, 4 times the mean, betas .5 .99", BEFORE),
     Row("p=.113 K=.2, 2 bits, `packets` (`cocktail`)", SUM),
     Row("p=.04 K=.2, 2 bits, `packets`", THIN),
     AMORTISED,
@@ -151,7 +149,6 @@ OPTIMIZERS = {  # all-reduce with it, and peers whose packets are sums of its st
     "AdamW": (DENSE, OWN_WIDE),
     "Muon": (replace(DENSE, optim="muon"), replace(OWN_WIDE, optim="muon", matrix_momentum=0.9)),
     "SOAP": (replace(DENSE, **SOAP), replace(OWN_WIDE, **SOAP)),
-    "AdamW in a fixed eigenbasis": (replace(DENSE, basis=1), replace(OWN_WIDE, basis=1)),
 }
 OTHERS: dict[Optim, tuple[float, float, float]] = {  # a quarter, half and all of all-reduce's best rate
     "muon": (2e-3, 4e-3, 8e-3),

@@ -88,12 +88,7 @@ def optimizers(found: Found) -> str:
 def same_rate(found: Found, table: SameRate) -> str:
     """Format one table of ways at all-reduce's own rates. Each is compared at the same rate and seeds, and at
     last the best of its rates with the best of all-reduce's."""
-    shares = ("a quarter", "half", "all")
-    head = [
-        "way",
-        *(f"{share}: {rate:g}" for share, rate in zip(shares, table.rates, strict=True)),
-        "each at its best",
-    ]
+    head = ["way", *(f"{rate:g}" for rate in table.rates), "best"]
     rows = list[str]()
     for row in table.rows:
         over = [at_rate(found, row.setting, table.reference, rate) for rate in table.rates]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from in_process import Swarm, rows, save_tiny
 from in_process import recipe_of as recipe_of_texts
 from own_host import EXACT, flat, hosted
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -37,14 +36,17 @@ def neox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny("gpt_neox", tmp_path_factory.mktemp("neox"))
 
 
-class InOrder(IterableDataset[Sample]):
+class InOrder(Dataset[Sample]):
     """The samples of a run of ours, in the order in which its hub leases them."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
 
-    def __iter__(self) -> Iterator[Sample]:
-        return (self.corpus.sample(position) for position in range(len(self.corpus)))
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    def __getitem__(self, position: int) -> Sample:
+        return self.corpus.sample(position)
 
 
 def test_sft_by_a_trainer_is_sft_by_our_loop_within_rounding(neox: Path, tmp_path: Path) -> None:
@@ -77,6 +79,7 @@ def test_sft_by_a_trainer_is_sft_by_our_loop_within_rounding(neox: Path, tmp_pat
             adam_beta2=t.adam_beta2,
             adam_epsilon=t.adam_epsilon,
             remove_unused_columns=False,
+            train_sampling_strategy="sequential",
             **PLAIN,
         )
         trainer = Trainer(
@@ -94,10 +97,10 @@ def test_sft_by_a_trainer_is_sft_by_our_loop_within_rounding(neox: Path, tmp_pat
 def test_grpo_with_a_reward_function_in_two_peers_each_with_its_own_rollouts(
     neox: Path, tmp_path: Path
 ) -> None:
-    from datasets import Dataset
+    import datasets
     from trl import GRPOConfig, GRPOTrainer
 
-    prompts = Dataset.from_list([{"prompt": text[:12]} for text in rows(16)])
+    prompts = datasets.Dataset.from_list([{"prompt": text[:12]} for text in rows(16)])
 
     def shortest_words(completions: list[str], **_: Any) -> list[float]:
         return [float(text.count(" ")) for text in completions]
@@ -135,7 +138,7 @@ def test_grpo_with_a_reward_function_in_two_peers_each_with_its_own_rollouts(
 
 def test_a_reward_model(neox: Path, tmp_path: Path) -> None:
     """The head is drawn at random: all peers take it from the run."""
-    from datasets import Dataset
+    import datasets
     from trl import RewardConfig, RewardTrainer
 
     pairs = [{"chosen": text + " good", "rejected": text + " bad"} for text in rows(16)]
@@ -156,7 +159,7 @@ def test_a_reward_model(neox: Path, tmp_path: Path) -> None:
         RewardTrainer(
             other,
             RewardConfig(str(tmp_path / "out"), per_device_train_batch_size=4, max_length=64, **PLAIN),
-            train_dataset=Dataset.from_list(pairs),
+            train_dataset=datasets.Dataset.from_list(pairs),
             processing_class=tokenizer,
             callbacks=[CocktailCallback(str(run.url))],
         ).train()
@@ -167,7 +170,7 @@ def test_a_reward_model(neox: Path, tmp_path: Path) -> None:
 
 
 def test_kto(neox: Path, tmp_path: Path) -> None:
-    from datasets import Dataset
+    import datasets
     from trl import KTOConfig, KTOTrainer
 
     data = [{"prompt": t[:9], "completion": t[9:], "label": bool(i % 2)} for i, t in enumerate(rows(16))]
@@ -177,7 +180,7 @@ def test_kto(neox: Path, tmp_path: Path) -> None:
         KTOTrainer(
             other,
             args=KTOConfig(str(tmp_path / "out"), per_device_train_batch_size=4, max_length=32, **PLAIN),
-            train_dataset=Dataset.from_list(data),
+            train_dataset=datasets.Dataset.from_list(data),
             processing_class=AutoTokenizer.from_pretrained(neox),
             callbacks=[CocktailCallback(str(run.url))],
         ).train()

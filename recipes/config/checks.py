@@ -157,7 +157,8 @@ def _conflicts(recipe: Recipe, extend: Extend) -> Iterator[Conflict]:
     if swarm.max_peers is not None and swarm.max_peers < fewest:
         yield Conflict("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={fewest}")
     if not recipe.datasets and not recipe.objective.invitation():
-        yield Conflict("datasets", "is required")
+        given = "datasets" in recipe.model_fields_set
+        yield Conflict("datasets", "needs at least one entry" if given else "is required")
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
     for number, has_weight in enumerate(weighted):
         if any(weighted) and not has_weight:

@@ -45,6 +45,9 @@ def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     yield from unusual_settings(recipe)
     try:
         folder = config_folder(recipe.model)
+        if said := recipe.objective.invitation():
+            yield Finding("ok", "model", f"is built by its peers' own programs: {said}")
+            return
         check_fit(recipe, folder)
         yield model_of(recipe, folder)
         tokenizer = load_tokenizer(recipe.model, folder)

@@ -63,7 +63,8 @@ class CocktailCallback(TrainerCallback):
         model, optimizer = parts["model"], parts["optimizer"]
         plain = getattr(optimizer, "optimizer", optimizer)  # accelerate's has it inside
         swarm = join_with(self.url, model, plain, self.evaluate, self.name)
-        self._stack.callback(model.register_forward_hook(self._note_loss).remove)
+        if args.gradient_accumulation_steps == 1:  # else a loss is of a part of the step
+            self._stack.callback(model.register_forward_hook(self._note_loss).remove)
         self.swarm = self._stack.enter_context(swarm)
         self.swarm.stepped = self._step
 

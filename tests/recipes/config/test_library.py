@@ -35,7 +35,7 @@ from recipes.planning import Machine, packet_bytes, plan_memory
 from recipes.training import build_peer
 from recipes.weight_files import layout_of
 
-LIBRARY = {recipe.name: recipe for recipe in list_recipes(recipe_type)}
+LIBRARY = {recipe.name: recipe for recipe in list_recipes(recipe_type) if recipe.datasets}
 TALK = [
     {"role": "user", "content": "What is a cocktail?"},
     {"role": "assistant", "content": "A drink of several things."},

@@ -1,0 +1,101 @@
+"""The host's side by its commands: launch, refuse `cocktail join`, resume after kill -9, verify the result."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import Forked, needs_fork
+from own_host import conv_net, flat
+from safetensors.torch import load_file
+from test_swarm import train
+from torch import nn
+
+import cocktail_cli
+from cocktail_cli.assembly import recipe_type
+from recipes.config import load_recipe
+from recipes.errors import ModelError, RecipeError
+
+LAUNCH = ("launch", "own-loop", "--port", "0", "--bind", "127.0.0.1", "--json", "-o", "out", "warmup_steps=0")
+SCRIPT = ["own_loop.script=https://example.org/train.py", f"own_loop.script_sha256={'ab' * 32}"]
+
+
+@pytest.mark.slow
+@needs_fork
+def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path, monkeypatch: Any) -> None:
+    """Its hub is killed and resumed meanwhile; the peer goes on. The result is the net that was trained, and
+    `cocktail join` says how one takes part."""
+    monkeypatch.setattr("cocktail_cli.volunteer.limits.CONNECT_TIMEOUT", 30.0)
+    cocktail_cli.save_base(conv_net(), tmp_path / "base")
+    keys = ["max_steps=60", "global_batch_size=16", "learning_rate=1e-2", *SCRIPT]
+    host = forked.start(tmp_path, *LAUNCH, "--model", str(tmp_path / "base"), *keys)
+    url, here = host.until("run_started")["url"], threading.Event()
+    found: list[nn.Module] = []
+
+    def peer() -> None:
+        found.append(
+            train(url, each=lambda swarm: here.set() if swarm.last and swarm.last.round > 4 else None)
+        )
+
+    thread = threading.Thread(target=peer, daemon=True)
+    thread.start()
+    assert here.wait(60)
+    refused = forked.join(tmp_path / "join", url)
+    refused.wait()
+    assert f"fetch https://example.org/train.py (sha256 {'ab' * 32}), read it" in refused.said
+    host.send(signal.SIGKILL)
+    host.wait()
+    again = forked.start(tmp_path / "again", "resume", str(tmp_path / "out"), "--json")
+    thread.join(90)
+    again.until("run_finished")
+    assert again.wait() == 0
+
+    model = conv_net(7)
+    model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
+    assert torch.equal(flat(model), flat(found[0]))
+    assert "data of its peers" in (tmp_path / "out" / "README.md").read_text()
+    verify = forked.start(tmp_path / "verify", "verify", str(tmp_path / "out"))
+    assert verify.wait() == 0, verify.said
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("lora.lora_r=4", "a peer's own program decides it"),
+        ("max_steps=-1", "is required by `own_loop:`"),
+        ("own_loop.script=https://example.org/a.py", "stand together"),
+        ("own_loop.loss_range=[1, 0]", "the least loss, then the greatest"),
+    ],
+)
+def test_a_recipe_that_contradicts_own_loops_is_refused(override: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        load_recipe("own-loop", [override], extend=recipe_type)
+
+
+def test_data_sets_have_no_place_in_a_run_of_own_loops(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="peers have their own data"):
+        load_recipe("own-loop", data="builtin:python-docs", extend=recipe_type)
+
+
+def test_a_base_with_a_number_that_is_none_is_refused(tmp_path: Path) -> None:
+    from cocktail_cli.assembly import pinned
+
+    net = conv_net()
+    with torch.no_grad():
+        net[3].bias[1] = torch.nan
+    cocktail_cli.save_base(net, tmp_path)
+    recipe = load_recipe("own-loop", model=str(tmp_path), extend=recipe_type)
+
+    with pytest.raises(ModelError, match=r"3\.bias has a number that is NaN"):
+        pinned(recipe, tmp_path)
+
+
+def test_a_base_is_written_with_the_config_that_its_model_has(tmp_path: Path) -> None:
+    cocktail_cli.save_base(conv_net(), tmp_path)
+
+    assert json.loads((tmp_path / "config.json").read_text()) == {"architectures": ["Sequential"]}

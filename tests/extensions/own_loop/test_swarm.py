@@ -1,0 +1,270 @@
+"""A user's own loop in a run: what it computes, what it is refused, and that it never hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from own_host import EXACT, Hosted, conv_net, flat, hosted, images
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import cocktail_cli
+from cocktail_cli.errors import Failure
+from cocktail_cli.extensions.own_loop.hub import WeighedClaims
+from cocktail_cli.extensions.own_loop.swarm import Swarm
+from transport.protocol import events as hub
+
+pytestmark = pytest.mark.slow
+
+
+def train(
+    url: str,
+    name: str = "ann",
+    seed: int = 1,
+    each: Callable[[Swarm], None] = lambda _: None,
+    model: nn.Module | None = None,
+    **options: Any,
+) -> nn.Module:
+    """The loop of a volunteer who knows PyTorch: batches of 16 images of his own, until the run is over."""
+    model, generator = model or conv_net(3), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=7.0, momentum=0.9)
+    with cocktail_cli.join_with(str(url), model, optimizer, name=name, **options) as swarm:
+        while True:
+            pixels, labels = images(16, generator)
+            loss = cross_entropy(model(pixels), labels)
+            loss.backward()
+            swarm.step(loss, 16)
+            each(swarm)
+    return model
+
+
+def plain(steps: int, seed: int = 1) -> torch.Tensor:
+    """The same loop without a swarm."""
+    model, generator = conv_net(), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    for _ in range(steps):
+        pixels, labels = images(16, generator)
+        optimizer.zero_grad()
+        cross_entropy(model(pixels), labels).backward()
+        optimizer.step()
+    return flat(model)
+
+
+def test_one_peer_alone_trains_as_its_loop_would_without_a_swarm(tmp_path: Path) -> None:
+    """x_0 and the rate are the run's; the model holds x' at the end, which is what the ledger says."""
+    with hosted(tmp_path, conv_net(), compression=EXACT) as run:
+        found = train(run.url)
+        run.wait()
+
+        assert torch.equal(flat(found), run.folded())
+        torch.testing.assert_close(flat(found), plain(12), rtol=0, atol=1e-5)
+        assert (plain(12) - flat(conv_net())).abs().max() > 0.01
+
+
+def test_two_peers_learn_together_and_a_claim_of_samples_is_bounded(tmp_path: Path) -> None:
+    run_training = {"max_steps": 20, "global_batch_size": 32}
+
+    def liar(url: str) -> None:
+        model, generator = conv_net(), torch.Generator().manual_seed(5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with cocktail_cli.join_with(url, model, optimizer, name="eve") as swarm:
+            while True:
+                pixels, labels = images(16, generator)
+                loss = cross_entropy(model(pixels), labels)
+                loss.backward()
+                swarm.step(loss, 10**9)
+
+    with hosted(tmp_path, conv_net(), {"min_peers": 2}, training=run_training) as run:
+        eve = threading.Thread(target=liar, args=(str(run.url),))
+        eve.start()
+        weighed = next(one for one in run.hub._state.rounds.extensions if isinstance(one, WeighedClaims))
+        seen: list[dict[str, float]] = []
+        found = train(run.url, each=lambda swarm: seen.append(weighed.samples))
+        run.wait()
+        eve.join(20)
+
+        assert torch.equal(flat(found), run.folded())
+        both = [one for one in seen if len(one) == 2]
+        assert both
+        assert all(one == {"ann": 16.0, "eve": 64.0} for one in both)
+
+
+def test_held_out_loss_is_the_mean_of_what_peers_measure(tmp_path: Path) -> None:
+    with hosted(tmp_path, conv_net(), training={"max_steps": 8}, checkpoint={"eval_steps": 4}) as run:
+        pixels, labels = images(64, torch.Generator().manual_seed(9))
+
+        def measure(model: nn.Module) -> float:
+            assert not model.training
+            assert not torch.is_grad_enabled()
+            return float(cross_entropy(model(pixels), labels))
+
+        found = train(run.url, evaluate=measure)
+        run.wait()
+
+        losses = [one.loss for one in run.events if isinstance(one, hub.EvaluationDone)]
+        assert len(losses) >= 3
+        with torch.no_grad():
+            assert losses[0] == pytest.approx(measure_plain(conv_net(), pixels, labels), rel=1e-5)
+            assert losses[-1] == pytest.approx(measure_plain(found, pixels, labels), rel=1e-5)
+
+
+def measure_plain(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> float:
+    return float(cross_entropy(model(pixels), labels))
+
+
+def test_a_run_that_evaluates_refuses_a_peer_that_cannot(tmp_path: Path) -> None:
+    with (
+        hosted(tmp_path, conv_net(), checkpoint={"eval_steps": 4}) as run,
+        pytest.raises(Failure, match="no `evaluate` is given"),
+    ):
+        train(run.url)
+
+
+def test_the_global_model_can_be_used_at_any_time(tmp_path: Path) -> None:
+    """x' is x_0 before the first update has come back, and the model has x_i again after the block."""
+    apart: list[float] = []
+
+    def look(swarm: Swarm) -> None:
+        own = flat(swarm.joining.own)
+        with swarm.global_model() as model:
+            apart.append(float((flat(model) - own).norm()))
+            with swarm.global_model() as inner, pytest.raises(Failure, match="inside swarm"):
+                swarm.step(1.0, 16)
+            assert inner is model
+        assert torch.equal(flat(swarm.joining.own), own)
+
+    with hosted(tmp_path, conv_net()) as run:
+        train(run.url, each=look)
+
+        assert any(one > 0 for one in apart)
+
+
+def test_a_peer_that_leaves_hands_over_and_its_return_goes_on(tmp_path: Path) -> None:
+    """The loop's own `break` ends in good order; the same peer comes back with its residual."""
+    with hosted(tmp_path, conv_net(), training={"max_steps": 30}) as run:
+        told: list[Any] = []
+        steps: list[int] = []
+
+        def leave(swarm: Swarm) -> None:
+            steps.append(1)
+            if len(steps) == 8:
+                swarm.leave()
+
+        train(run.url, each=leave, show=told.append)
+        assert any("left" in reason for reason in run.left("ann"))
+        assert any("handed over" in getattr(one, "state", "") for one in told)
+        told.clear()
+        found = train(run.url, show=told.append)
+        run.wait()
+
+        assert any("back with what it kept" in getattr(one, "state", "") for one in told)
+        assert torch.equal(flat(found), run.folded())
+
+
+# ---- mistakes ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run that goes on, for mistakes that are met in one."""
+    with hosted(tmp_path_factory.mktemp("endless"), conv_net(), training={"max_steps": 100_000}) as run:
+        yield run
+
+
+def mistake(run: Hosted, each: Callable[[Swarm, nn.Module, torch.optim.Optimizer], None]) -> Failure:
+    model = conv_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(Failure) as met, cocktail_cli.join_with(str(run.url), model, optimizer) as swarm:
+        each(swarm, model, optimizer)
+    return met.value
+
+
+def test_a_step_without_gradients_is_one_error(endless: Hosted) -> None:
+    met = mistake(endless, lambda swarm, model, optimizer: swarm.step(1.0, 16))
+
+    assert "no parameter has a gradient" in met.message
+    assert "loss.backward()" in met.hints[0]
+
+
+def test_a_gradient_that_is_not_finite_is_one_error(endless: Hosted) -> None:
+    def step(swarm: Swarm, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        loss = model(torch.full((1, 1, 8, 8), torch.inf)).sum()
+        loss.backward()
+        swarm.step(loss, 1)
+
+    met = mistake(endless, step)
+
+    assert "not finite" in met.message
+    assert "unscale_" in met.hints[0]
+
+
+def test_a_loop_that_steps_the_optimizer_itself_is_told(endless: Hosted) -> None:
+    met = mistake(endless, lambda swarm, model, optimizer: optimizer.step())
+
+    assert "optimizer.step() was called" in met.message
+    assert "swarm.step" in met.hints[0]
+
+
+def test_a_vector_that_differs_is_refused_with_the_first_difference(endless: Hosted) -> None:
+    model = conv_net()
+    model[3] = nn.Linear(144, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    with pytest.raises(Failure) as met, cocktail_cli.join_with(str(endless.url), model, optimizer):
+        pytest.fail("it joined")
+
+    assert "parameter 2: this model trains 3.weight (5, 144), the run 3.weight (4, 144)" in met.value.message
+    assert "save_base" in met.value.hints[0]
+
+
+def test_a_loop_that_stops_calling_step_leaves(tmp_path: Path) -> None:
+    """The peer goes, so that nobody waits for it; its next step says why."""
+    short = {"step_timeout": 1.0, "peer_timeout": 10.0, "start_timeout": 30.0}
+    with hosted(tmp_path, conv_net(), training={"max_steps": 1000}, swarm=short) as run:
+
+        def stall(swarm: Swarm) -> None:
+            if swarm.last is not None and swarm.last.round == 3:
+                run.until(lambda: run.left("ann"), 20)
+
+        with pytest.raises(Failure, match="its loop had not called"):
+            train(run.url, each=stall)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.half(), "is torch.float16, and trained parameters must be float32"),
+        (lambda model: model.to("meta"), "is on the meta device"),
+        (lambda model: nn.DataParallel(model), "inside DataParallel"),
+    ],
+    ids=["float16", "meta", "wrapped"],
+)
+def test_a_model_that_cannot_take_part_is_refused_before_the_run_is_dialled(
+    change: Callable[[nn.Module], nn.Module], said: str
+) -> None:
+    model = change(conv_net())
+    with pytest.raises(Failure, match=said):
+        cocktail_cli.join_with("cocktail://unused", model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_a_second_optimizer_is_refused() -> None:
+    model = conv_net()
+    with pytest.raises(Failure, match="lacks 2 of 4 trained parameters, first 0"):
+        cocktail_cli.join_with("cocktail://unused", model, torch.optim.SGD(model[3].parameters(), lr=1.0))
+    both = [*model.parameters(), *conv_net().parameters()]
+    with pytest.raises(Failure, match="4 parameters of another model"):
+        cocktail_cli.join_with("cocktail://unused", model, torch.optim.SGD(both, lr=1.0))
+
+
+def test_an_error_of_the_users_own_goes_through_and_the_peer_leaves(endless: Hosted) -> None:
+    def fail(swarm: Swarm) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(endless.url, name="dan", each=fail)
+    endless.until(lambda: endless.left("dan"))

@@ -319,7 +319,7 @@ class HostSession:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
         from recipes.data import read_rows, typed_prompt
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base, vocabulary_of
-        from recipes.weight_files import check_finite
+        from recipes.weight_files import check_weights
         from transport import Ledger
 
         from .run_delegate import RunDelegate
@@ -347,7 +347,8 @@ class HostSession:
             tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
         check_fit(self.recipe, base.folder)
         if self.resumed is None:
-            check_finite(base.folder, model.trust_remote_code)
+            for warning in check_weights(base.folder, model.trust_remote_code):
+                self.show(events.Warning(warning))
         corpus = self._build_corpus(data, tokenizer, vocabulary_of(base.folder))
         if self.resumed is None:
             tokenizer.save_pretrained(stored)
@@ -652,7 +653,7 @@ class HostSession:
 
     def wrote_run(self, work: RunDelegate, rounds: int) -> None:
         """Let extensions add to the folder; the model is on the disk even if this fails."""
-        self.show(events.Progressed("hashing the run's files"))
+        self.show(events.Progressed("completing the run's folder"))
         try:
             work.model.wrote_run(rounds)
         except Exception as error:

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    Strict,
+    model_validator,
+)
 
 from .presets import PRESETS
 
@@ -233,6 +242,11 @@ class Dataset(Section):
         {}, "our name of a column, message key or role -> theirs: {text: content}; -: drop it"
     )
     max_samples: Whole | None = key(None, "read only the first so many rows")
+    _place: str = PrivateAttr("datasets.0")  # in its recipe
+
+    def key_path(self, name: str) -> str:
+        """Dotted path of this data set's key `name`, for hints."""
+        return f"{self._place}.{name}"
 
     def column(self, name: str, default: str | None = None) -> str:
         """Name of the data set's column for our column `name`; `default` where column_map has none."""
@@ -448,6 +462,12 @@ class Recipe(Section):
     swarm: Swarm = Swarm()
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
+
+    def model_post_init(self, context: object) -> None:
+        """Tell each data set its place, which its hints name."""
+        for name in ("datasets", "eval_datasets"):
+            for number, dataset in enumerate(getattr(self, name)):
+                dataset._place = f"{name}.{number}"
 
     @property
     def extensions(self) -> dict[str, ExtensionSection]:

@@ -549,8 +549,12 @@ def check_config(folder: Path, name: str) -> None:
     """Raise ModelError unless config.json is a JSON object; `name`: what the message calls the folder."""
     check_no_pointers(folder)
     if not (folder / "config.json").is_file():
-        hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
-        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
+        hint = "a folder that save_pretrained wrote, of model and tokenizer, or a hub id"
+        if (folder / "adapter_config.json").is_file():
+            hint = "it is an adapter: merge it into its base with peft, or name the base"
+        raise ModelError(
+            f"{name}: no config.json, so this is no model saved by save_pretrained (hint: {hint})"
+        )
     read_object(folder / "config.json", f"{name}/config.json")
 
 
@@ -613,6 +617,7 @@ class StoredVector:
     config_files: Mapping[str, str] = field(default_factory=dict)  # name -> text, beside the weights
     file_name: str = WEIGHTS_FILE
     tied: Mapping[str, str] = field(default_factory=dict)  # further name of a tied weight -> its layout name
+    strange: Sequence[str] = ()  # weights in the files that the model of the config has not
 
     def part(self, name: str) -> StoredTensor:
         """The parameter with this name in the model, tied names included. Errors: ModelError."""
@@ -670,23 +675,31 @@ def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
     names = tuple(stored_names[name] for name in layout.names)
     buffers = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
     texts = model_config_files(folder, code)
-    return StoredVector(layout, names, parts, buffers, opened, config_files=texts, tied=tied)
+    ignored = [re.compile(each) for each in model._keys_to_ignore_on_load_unexpected or ()]
+    strange = [name for name in strange if not any(each.search(name) for each in ignored)]
+    told = {"config_files": texts, "tied": tied, "strange": strange}
+    return StoredVector(layout, names, parts, buffers, opened, **told)
 
 
-def check_finite(folder: Path, code: bool = False) -> None:
-    """Read all weights of a model folder. Errors: ModelError where one has NaN or infinity, also as
-    `open_stored_vector`."""
+def check_weights(folder: Path, code: bool = False) -> list[str]:
+    """Read all weights of a model folder; returns a warning of those that its config has no place for.
+
+    Errors: ModelError where one has NaN or infinity, also as `open_stored_vector`.
+    """
+    strange: Sequence[str] = ()
     with ExitStack() as files:
         stored = open_stored_vector(folder, code)
         if stored is not None:
             files.callback(stored.close)
-            parts = dict(zip(stored.names, stored.parts, strict=True))
+            parts, strange = dict(zip(stored.names, stored.parts, strict=True)), stored.strange
         else:  # a single number is a mask's
             parts = {n: one for n, one in open_tensors(folder, files).items() if prod(one.shape) > 1}
         for name, part in parts.items():
             if not part.is_finite():
                 said = f"{folder}: {name} has a number that is NaN or infinite, so no training can use it"
                 raise ModelError(said, "download or convert the model again")
+    some = f"{strange[0]} and {len(strange) - 1} more weights" if strange[1:] else "".join(strange)
+    return [f"{folder}: by its config.json the model has no {some}: not trained"] if strange else []
 
 
 def vector_of_model(model: PreTrainedModel, folder: Path, code: bool = False) -> StoredVector:

@@ -365,7 +365,7 @@ class HostSession:
         """Build the corpus of a run's data sets; store the tokenizer and a prompt of a new run."""
         from recipes.data import typed_prompt
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, vocabulary_of
-        from recipes.weight_files import check_finite
+        from recipes.weight_files import check_weights
 
         stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
         if self.resumed is None:
@@ -374,7 +374,8 @@ class HostSession:
             tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
         check_fit(self.recipe, base)
         if self.resumed is None:
-            check_finite(base, model.trust_remote_code)
+            for warning in check_weights(base, model.trust_remote_code):
+                self.show(events.Warning(warning))
         corpus = self._build_corpus(data, tokenizer, vocabulary_of(base))
         if self.resumed is None:
             tokenizer.save_pretrained(stored)
@@ -673,7 +674,7 @@ class HostSession:
 
     def wrote_run(self, work: RunDelegate, rounds: int) -> None:
         """Let extensions add to the folder; the model is on the disk even if this fails."""
-        self.show(events.Progressed("hashing the run's files"))
+        self.show(events.Progressed("completing the run's folder"))
         try:
             work.model.wrote_run(rounds)
         except Exception as error:

@@ -17,7 +17,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    Strict,
+    model_validator,
+)
 
 from .presets import DEFAULT, PRESETS, keys_of
 
@@ -246,6 +255,11 @@ class Dataset(Section):
         {}, "our name of a column, message key or role -> theirs: {text: content}; -: drop it"
     )
     max_samples: Whole | None = key(None, "read only the first so many rows")
+    _place: str = PrivateAttr("datasets.0")  # in its recipe
+
+    def key_path(self, name: str) -> str:
+        """Dotted path of this data set's key `name`, for hints."""
+        return f"{self._place}.{name}"
 
     def column(self, name: str, default: str | None = None) -> str:
         """Name of the data set's column for our column `name`; `default` where column_map has none."""
@@ -468,6 +482,11 @@ class Recipe(Section):
         if not isinstance(written, dict) or given.get("lora") is None:
             return given
         return {**given, "compression": {**keys_of(written.get("preset"), True), **written}}
+    def model_post_init(self, context: object) -> None:
+        """Tell each data set its place, which its hints name."""
+        for name in ("datasets", "eval_datasets"):
+            for number, dataset in enumerate(getattr(self, name)):
+                dataset._place = f"{name}.{number}"
 
     @property
     def extensions(self) -> dict[str, ExtensionSection]:

@@ -13,5 +13,5 @@ from .corpus import (
 )
 from .example_prompts import LONGEST, NEW, SHOWN, Prompt, TypedPrompt, asked_in, prompt_of, typed_prompt
 from .samples import MOST, Sample, SampleLimits, StoredSamples, batches, collate, pack_samples, unpack_samples
-from .sources import Row, count_rows, no_rows, prefetch_dataset, read_rows, unread_files
+from .sources import Row, count_rows, decoded, no_rows, prefetch_dataset, read_rows, unread_files
 from .tokenization import RowReader, RowTokenizer, TokenizedDocument, detect_row_type, make_row_tokenizer

@@ -3,9 +3,9 @@
 Messages are OpenAI's ({role, content, tool_calls, ...}) or ShareGPT's ({from, value}). A key that is null is
 absent, as in transformers; the nulls inside a tool call's arguments are the user's.
 
-The template also tells which of the text the assistant wrote. It may ignore what it is given: tool calls, a
-role, a misspelt key. Each shape of message is therefore tried once: it is rendered again with one value
-changed, and the text must change too.
+The template also tells which of the text the assistant wrote; an answer that it shows in part is not trained.
+It may ignore what it is given: tool calls, a role, a misspelt key. Each shape of message is therefore tried
+once: it is rendered again with one value changed, and the text must change too.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class ConversationReader:
             return role
         near = difflib.get_close_matches(role.lower(), [*ROLES, *self.roles], n=1)
         meant = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ROLES)}"
-        hint = f"(hint: column_map={{{self.roles.get(near[0], near[0]) if near else 'user'}: {role}}})"
+        hint = f"(hint: column_map={{{self.roles.get(near[0], near[0]) if near else 'ROLE'}: {role}}})"
         raise DataError(f"{place}: unknown role `{role}`: {meant} {hint}")
 
     def _tools(self, row: Row) -> list[dict[str, Any]] | None:
@@ -319,9 +319,23 @@ class ChatTemplate:
         """
         if GENERATION_MARK.search(self._source_for(conversation)):
             text, spans = self._run(conversation, conversation.messages, marks=True)
-            return self._checked(conversation, text), spans
-        text = self.render(conversation)
-        return text, list(self._appended(conversation, text))
+            text = self._checked(conversation, text)
+        else:
+            text = self.render(conversation)
+            spans = list(self._appended(conversation, text))
+        return text, self._whole(conversation, text, spans)
+
+    def _whole(self, conversation: Conversation, text: str, spans: list[Span]) -> list[Span]:
+        """Return the spans of answers that are shown whole. Others are context: templates leave out thoughts
+        once another question follows."""
+        answers = [message for message in conversation.messages if message["role"] == "assistant"]
+        if len(answers) != len(spans):  # marks of a template may be around several
+            return spans
+        begins = [0, *(end for _, end in spans)]
+        whole = [is_whole(m, text[at:end]) for m, at, (_, end) in zip(answers, begins, spans, strict=False)]
+        if not all(whole):
+            self.warnings["answers whose thoughts the chat template leaves out are not trained"] = None
+        return [span for span, kept in zip(spans, whole, strict=True) if kept]
 
     def end_of_turn(self) -> str:
         """Return the token that ends what the assistant wrote; empty where none is trained, so that a model
@@ -489,6 +503,11 @@ class ChatTemplate:
                 ):
                     self._left_out(message, key, f"{place}: message {number}")
             self.tried.add(shape)
+        for number, message in enumerate(messages):
+            if number > last and message["role"] == "assistant" and not is_whole(message, text):
+                said = "the chat template shows only a part of what the assistant says"
+                thoughts = f"such as an answer without its thoughts {TEMPLATE_HINT}"
+                raise DataError(f"{place}: message {number}: {said}, {thoughts}")
         return text
 
     def _shows(self, conversation: Conversation, number: int, key: str, text: str) -> bool:
@@ -526,6 +545,13 @@ class ChatTemplate:
             raise DataError(
                 f"{place}: the chat template leaves out `{key}` of role {role}{meant} {lost(key)}"
             )
+
+
+def is_whole(message: dict[str, Any], shown: str) -> bool:
+    """True where `shown` has all that an assistant's message says, white space aside."""
+    content = plain_text(message.get("content"))
+    said = [content, *(text for key in REASONING if isinstance(text := message.get(key), str))]
+    return all("".join(text.split()) in "".join(shown.split()) for text in said)
 
 
 def lost(key: str) -> str:

@@ -290,9 +290,9 @@ class StreamedDataset:
             self.starts.append(self.starts[-1] + record.samples)
             self.index.append(record)
         elif record != self.records[number]:
-            path, known = self.tokenizer.dataset.path, self.records[number]
-            said = f"{path}: the rows up to {known.rows:,} are not what they were earlier in this run"
-            raise DataError(said, "datasets.0.revision: the revision that the run began with")
+            dataset, known = self.tokenizer.dataset, self.records[number]
+            said = f"{dataset.path}: the rows up to {known.rows:,} are not what they were earlier in this run"
+            raise DataError(said, f"{dataset.key_path('revision')}: the revision that the run began with")
 
 
 def take_chunk(source: Iterator[Row]) -> Iterator[Row]:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -33,7 +33,7 @@ from recipes.foreign_json import LFS_POINTER, parse_json, unique_keys
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
 
-UTF8 = "save the file as UTF-8, such as with iconv -t UTF-8"
+UTF16 = re.compile(rb"\xff\xfe|\xfe\xff|\0[^\0]\0[^\0]|[^\0]\0[^\0]\0")  # the beginning of a text
 COPY_AGAIN = "download or copy it again"
 LONGEST_FIELD = (1 << 31) - 1  # bytes; more is no C long on Windows
 FIELDS = "each row as many fields as the header, and quotes around fields with commas"
@@ -41,7 +41,9 @@ LINE_QUOTES = "put quotes around a text that begins with one and double those in
 JSON_LINE = "correct this line, or remove it; one list, or indented objects, are read of a .json"
 JSON_PLACE = "correct it there"
 LISTED, SEARCHED = 5, 100_000  # broken lines that an error names; lines that are searched for them
-GZIP = b"\x1f\x8b"  # the beginning of a file
+PACKED = re.compile(  # the beginnings of compressed files
+    rb"(?P<gzip>\x1f\x8b)|(?P<zip>PK\x03\x04)|(?P<bzip2>BZh\d1AY)|(?P<xz>\xfd7zXZ)|(?P<zstd>\x28\xb5\x2f\xfd)"
+)
 NO_DATA = "corresponds to no data"  # words of `datasets`
 PYTHON_DOCS = "builtin:python-docs"
 COLUMNS_HINT = "column_map: {ours: theirs} names the columns of this data set"
@@ -54,6 +56,7 @@ class Row:
 
     fields: dict[str, Any]
     place: str  # "my.jsonl:17", for messages
+    warning: str = ""  # of how it is written
 
     def value(self, name: str) -> Any:
         """The field `name`. Errors: DataError where the row has none."""
@@ -67,7 +70,8 @@ class Row:
         value = self.value(name)
         if not isinstance(value, str):
             kind = "null" if value is None else type(value).__name__
-            raise DataError(f"{self.place}: field `{name}` must be text, not {kind}")
+            hint = "save the column as text: a date can be written in many ways" * kind.startswith("date")
+            raise DataError(f"{self.place}: field `{name}` must be text, not {kind}", hint)
         try:
             value.encode()
         except UnicodeEncodeError as error:
@@ -107,7 +111,8 @@ def count_rows(dataset: Dataset, builder: Any = None) -> int | None:
     Errors: DataError, HubUnreachable.
     """
     if not is_hub_id(dataset.path):
-        return sum(1 for _ in read_rows(dataset))
+        rows = _of_split(dataset, _splits(dataset, lambda done, total: None), parse=False)
+        return sum(1 for _ in islice(rows, dataset.max_samples))
     try:
         count = int((builder or _builder(dataset)).info.splits[dataset.split].num_examples)
     except (KeyError, TypeError, ValueError):  # its card has no numbers
@@ -156,23 +161,25 @@ def _options(dataset: Dataset) -> dict[str, Any]:
 
 # ---- splits ------------------------------------------------------------------------------------------------
 
-Splits = dict[str, Callable[[], Iterator[Row]]]  # name -> reads its rows
+Splits = dict[str, Callable[..., Iterator[Row]]]  # name -> reads its rows; parse=False: counts them at least
 
 
 def _splits(dataset: Dataset, progress: Progress) -> Splits:
     """Find the splits of data that are not on the hub; a file is `train`. Errors: DataError."""
     path, local = dataset.path, Path(os.path.expanduser(dataset.path))
-    if path.startswith("http://"):
-        raise DataError(f"{path}: data are read from https addresses only")
     remote = path.startswith("https://")
+    if "://" in path and not remote:
+        raise DataError(f"{path}: data are files here, hub ids, or at https", "of file://PATH the PATH alone")
     if local.is_symlink() and not local.exists():
         raise DataError(f"{path}: a link to {os.readlink(local)}, which is not there", "check the link")
     if not (remote or path.startswith("builtin:") or local.exists()):
-        raise DataError(f"{path}: no such file or folder", nearest_file(local))
+        raise DataError(f"{path}: no such file or folder", nearest_file(local, dataset))
+    if local.exists() and not (local.is_file() or local.is_dir()):
+        raise DataError(f"{path}: neither a file nor a folder", "save it as a file: it is read several times")
     plain = local.is_dir() and not _is_saved(local)
     for key, known in {"name": plain, "data_files": plain, "revision": remote}.items():
         if getattr(dataset, key) is not None and not known:
-            raise DataError(f"{path}: `{key}` chooses nothing of it", f"leave datasets.0.{key} out")
+            raise DataError(f"{path}: `{key}` chooses nothing of it", f"leave {dataset.key_path(key)} out")
     if local.is_dir():
         return _folder_splits(local, dataset)
     if path.startswith("builtin:"):
@@ -181,33 +188,34 @@ def _splits(dataset: Dataset, progress: Progress) -> Splits:
     return {"train": partial(_file, file, path)}
 
 
-def _of_split(dataset: Dataset, splits: Splits) -> Iterator[Row]:
+def _of_split(dataset: Dataset, splits: Splits, parse: bool = True) -> Iterator[Row]:
     """Read the rows of `dataset.split`: a name, or parts of splits as `load_dataset` takes them."""
     split = "+".join(splits) if dataset.split == "all" else dataset.split
     if split in splits:
-        return splits[split]()
+        return splits[split](parse=parse)
     try:
         from datasets import ReadInstruction
 
-        lengths = {name: sum(1 for _ in read()) for name, read in splits.items() if name in split}
+        counted = {name: read for name, read in splits.items() if name in split}
+        lengths = {name: sum(1 for _ in read(parse=False)) for name, read in counted.items()}
         parts = ReadInstruction.from_spec(split).to_absolute(lengths)
     except (ValueError, AssertionError) as error:
         said = f"{dataset.path}: no split `{dataset.split}`; there is {', '.join(sorted(splits))}"
-        hint = f"datasets.0.split={min(splits)}, or a part of it: {min(splits)}[:90%]"
+        hint = f"{dataset.key_path('split')}={min(splits)}, or a part of it: {min(splits)}[:90%]"
         raise DataError(said, hint) from error
-    return chain.from_iterable(islice(splits[p.splitname](), p.from_, p.to) for p in parts)
+    return chain.from_iterable(islice(splits[p.splitname](parse=parse), p.from_, p.to) for p in parts)
 
 
-def nearest_file(path: Path) -> str:
+def nearest_file(path: Path, dataset: Dataset) -> str:
     """Return the hint for a file that is not there: the nearest name beside it, if there is one."""
     if any(c in path.name for c in "*?"):
-        return f"--data FOLDER datasets.0.data_files='{path.name}': a path is no pattern"
+        return f"--data FOLDER {dataset.key_path('data_files')}='{path.name}': a path is no pattern"
     beside = [file.name for file in path.parent.iterdir() if file.exists()] if path.parent.is_dir() else []
     near = get_close_matches(path.name, beside, n=1)
     return f"did you mean {path.with_name(near[0])}?" if near else "check the path: it begins at this folder"
 
 
-def _builtin(path: str) -> Iterator[Row]:
+def _builtin(path: str, parse: bool = True) -> Iterator[Row]:
     if path != PYTHON_DOCS:
         raise DataError(f"no builtin data `{path}`; there is {PYTHON_DOCS}")
     for number, text in enumerate(python_docs()):
@@ -268,7 +276,7 @@ def _folder_splits(folder: Path, dataset: Dataset) -> Splits:
         return {split.partition("[")[0]: partial(_saved, folder)}
 
 
-def _saved(folder: Path) -> Iterator[Row]:
+def _saved(folder: Path, parse: bool = True) -> Iterator[Row]:
     """Read a split that `save_to_disk` wrote, with the columns of its format."""
     from pyarrow import ipc, memory_map
 
@@ -297,7 +305,7 @@ def _folder_files(folder: Path, dataset: Dataset) -> dict[str, list[Path]]:
     """
     card, files = folder / "README.md", dataset.data_files
     if files is not None:
-        named = [_named(folder, name) for name in ([files] if isinstance(files, str) else files)]
+        named = [_named(folder, name, dataset) for name in ([files] if isinstance(files, str) else files)]
         return {"train": list(dict.fromkeys(chain.from_iterable(named)))}
     if dataset.name is not None or (card.is_file() and b"\nconfigs:" in card.read_bytes()):
         found = _builder(dataset.model_copy(update={"path": str(folder)})).config.data_files
@@ -322,27 +330,28 @@ def _visible(folder: Path) -> list[Path]:
     return [p for p in paths if not any(part.startswith((".", "__")) for part in p.relative_to(folder).parts)]
 
 
-def _named(folder: Path, name: str) -> list[Path]:
+def _named(folder: Path, name: str, dataset: Dataset) -> list[Path]:
     """Find a file of this name, or else those that match it as a pattern of * and ?."""
     if (folder / name).is_file():
         return [folder / name]
     pattern = str(Path(name)).replace("[", "[[]")
     found = [] if Path(name).is_absolute() else sorted(p for p in folder.glob(pattern) if p.is_file())
     if not found:
-        raise DataError(f"{folder}: no file {name} in it", nearest_file(folder / name.replace("*", "")))
+        near = nearest_file(folder / name.replace("*", ""), dataset)
+        raise DataError(f"{folder}: no file {name} in it", near)
     return found
 
 
-def _files(dataset: Dataset, files: list[Path]) -> Iterator[Row]:
+def _files(dataset: Dataset, files: list[Path], parse: bool = True) -> Iterator[Row]:
     """Read the files of one split. Errors: DataError where it is not plain which of them are meant."""
     names = {file.name for file in files}
     if dataset.data_files is None and len(kinds := sorted(map(data_suffix, files))) > 1:
-        hint = f"datasets.0.data_files='*{kinds[0]}' reads these alone"
+        hint = f"{dataset.key_path('data_files')}='*{kinds[0]}' reads these alone"
         if len(set(kinds)) > 1:
             raise DataError(f"{dataset.path}: files of several formats: {', '.join(sorted(names))}", hint)
         if twice := next((f for f in files if Path(f"{f}.gz") in files), None):
             raise DataError(f"{dataset.path}: {twice.name} is there twice, as {twice.name}.gz too", hint)
-    return chain.from_iterable(_file(file, str(file)) for file in files)
+    return chain.from_iterable(_file(file, str(file), parse) for file in files)
 
 
 def unread_files(dataset: Dataset) -> list[str]:
@@ -362,8 +371,11 @@ def unread_files(dataset: Dataset) -> list[str]:
 # ---- files -------------------------------------------------------------------------------------------------
 
 
-def _file(path: Path, called: str) -> Iterator[Row]:
+def _file(path: Path, called: str, parse: bool = True) -> Iterator[Row]:
+    """Read the rows of a file. Without `parse` those of a .jsonl are empty: its lines are counted."""
     suffix = data_suffix(path)
+    if suffix == ".jsonl" and not parse:
+        return (Row({}, called) for _, line in _lines(path, called) if line.strip())
     if suffix not in READERS:
         known = ", ".join(DATA_SUFFIXES)
         raise DataError(f"{called}: unknown kind of file (known: {known}, and each with .gz)")
@@ -391,7 +403,7 @@ def _jsonl(path: Path, called: str) -> Iterator[Row]:
 def _json(path: Path, called: str) -> Iterator[Row]:
     """Parse a list of rows, or rows one behind the other, each over as many lines as it likes; a text in a
     list is a row with the field `text`."""
-    text = "".join(_decoded(line, f"{called}:{number}") for number, line in _lines(path, called))
+    text = "".join(decoded(line, f"{called}:{number}") for number, line in _lines(path, called))
     parse, at = json.JSONDecoder().raw_decode, _skip(text, 0)
     close = "]" if text.startswith("[", at) else ""
     at, number, counted, separator = _skip(text, at + len(close)), 1, 0, ""
@@ -428,7 +440,8 @@ def _skip(text: str, at: int) -> int:
 
 def _object(line: bytes, place: str, hint: str) -> dict[str, Any]:
     try:
-        value = parse_json(_decoded(line, place).rstrip(), unique_keys)
+        decoded(line, place)
+        value = parse_json(line.rstrip(), unique_keys)
     except ValueError as error:
         raise DataError(f"{place}: not valid JSON: {error}", hint) from None
     if not isinstance(value, dict):
@@ -437,11 +450,18 @@ def _object(line: bytes, place: str, hint: str) -> dict[str, Any]:
     return value
 
 
-def _decoded(line: bytes, place: str) -> str:
+def decoded(text: bytes, place: str) -> str:
+    """Decode UTF-8. Errors: DataError where it is none, or has a zero byte, as UTF-16 and torn files do."""
     try:
-        return line.decode("utf-8")
+        if "\0" not in (found := text.decode("utf-8")):
+            return found
+        said = f"a zero byte at byte {text.index(0)}"
     except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}", UTF8) from None
+        said = f"{error.reason} at byte {error.start}"
+    kind = "UTF-16" if UTF16.match(text) else "ENCODING"
+    raise DataError(
+        f"{place}: not UTF-8 text: {said}", f"save it as UTF-8, such as with iconv -f {kind} -t UTF-8"
+    )
 
 
 def _texts(path: Path, called: str) -> Iterator[Row]:
@@ -449,7 +469,7 @@ def _texts(path: Path, called: str) -> Iterator[Row]:
     filled = [key for key, _ in groupby(bool(line.strip()) for _, line in _lines(path, called))]
     by_paragraph, part, begin = filled.count(True) > 1, list[str](), 0
     for number, line in chain(_lines(path, called), [(0, b"")]):
-        text = _decoded(line, f"{called}:{number}").rstrip("\r\n")
+        text = decoded(line, f"{called}:{number}").rstrip("\r\n")
         if part and not (by_paragraph and text.strip()):
             yield Row({"text": "\n".join(part)}, f"{called}:{begin}")
             part = []
@@ -459,11 +479,15 @@ def _texts(path: Path, called: str) -> Iterator[Row]:
 
 
 def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
-    """Read a table whose first line names the columns; every field is text, empty lines are skipped."""
-    lines = (_decoded(line, f"{called}:{number}") for number, line in _lines(path, called))
+    """Read a table whose first line names the columns; every field is text, empty lines are skipped.
+
+    A field may have lines. A warning tells of the first of which each line would be a row: a quote
+    that is meant as a character swallows rows up to the next one.
+    """
+    lines = (decoded(line, f"{called}:{number}") for number, line in _lines(path, called))
     csv.field_size_limit(LONGEST_FIELD)  # of the whole process; the module's own is 128 KiB
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    header, place = list[str](), f"{called}:1"
+    header, place, swallowed = list[str](), f"{called}:1", False
     try:
         for fields in reader:
             if delimiter == "\t" and "\n" in "".join(fields):  # rather a text's own quote: rows become one
@@ -475,10 +499,24 @@ def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
             elif fields and len(fields) != len(header):
                 raise DataError(f"{place}: fields: {len(fields)}, in the header: {len(header)}", FIELDS)
             elif fields:
-                yield Row(dict(zip(header, fields, strict=True)), place)
+                lines_in = "" if swallowed else _swallowed(fields, delimiter)
+                swallowed = swallowed or bool(lines_in)
+                warning = f"{place}: {lines_in}" if lines_in else ""
+                yield Row(dict(zip(header, fields, strict=True)), place, warning)
             place = f"{called}:{reader.line_num + 1}"  # where the next row begins: a field may have lines
     except csv.Error as error:
         raise DataError(f"{place}: not a valid table: {error}", FIELDS) from None
+
+
+def _swallowed(fields: Sequence[str], delimiter: str) -> str:
+    """Warn of a row of which each line would be a row of as many fields; "": it has no such lines."""
+    lines = delimiter.join(fields).split("\n")
+    rows = (
+        len(fields) > 1 and len(lines) > 1 and all(line.count(delimiter) + 1 == len(fields) for line in lines)
+    )
+    return (
+        f"its quoted field has {len(lines)} lines, each like a row: is a quote there just a character?" * rows
+    )
 
 
 def _parquet(path: Path, called: str) -> Iterator[Row]:
@@ -490,12 +528,20 @@ def _parquet(path: Path, called: str) -> Iterator[Row]:
 
 
 def _arrow(schema: Schema, batches: Iterable[RecordBatch], called: str) -> Iterator[Row]:
-    """Make rows of Arrow's as `datasets` does."""
+    """Make rows of Arrow's as `datasets` does. Errors: DataError for columns or values that have no such."""
     from datasets import Features
 
-    features = Features.from_arrow_schema(schema)
-    for number, fields in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
-        yield Row(_row_fields(features.decode_example(fields), features), f"{called} row {number}")
+    place = called
+    try:
+        if twice := next((name for name in schema.names if schema.names.count(name) > 1), None):
+            raise ValueError(f"two columns are named {twice!r}")
+        features = Features.from_arrow_schema(schema)
+        for number, fields in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
+            place = f"{called} row {number}"
+            yield Row(_row_fields(features.decode_example(fields), features), place)
+    except Exception as error:  # of any class: of Arrow, of datasets, of values that Python does not have
+        hint = COPY_AGAIN if isinstance(error, OSError) else "save it again without that, or as .jsonl"
+        raise DataError(f"{place}: cannot be read: {error}", hint) from error
 
 
 def _lines(path: Path, called: str) -> Iterator[tuple[int, bytes]]:
@@ -516,8 +562,9 @@ def _opened(path: Path, called: str) -> Iterator[gzip.GzipFile | BufferedReader]
                 raise DataError(
                     f"{called}: a git-lfs pointer, and not the data", "`git lfs pull` fetches them"
                 )
-            if beginning.startswith(GZIP) and not packed:
-                raise DataError(f"{called}: compressed by gzip", f"call it {Path(called).name}.gz")
+            if (kind := PACKED.match(beginning)) and kind.lastgroup != ("gzip" if packed else ""):
+                hint = f"call it {Path(called).name}.gz" if kind["gzip"] else "unpack it"
+                raise DataError(f"{called}: compressed by {kind.lastgroup}", hint)
             yield gzip.GzipFile(fileobj=file) if packed else file
     except (OSError, EOFError, ValueError, zlib.error) as error:  # of gzip and Arrow too
         hint = "" if getattr(error, "errno", None) else COPY_AGAIN

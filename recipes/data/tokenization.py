@@ -22,12 +22,14 @@ from recipes.errors import DataError
 
 from .conversations import END_OF_TURN, ChatTemplate, ConversationReader, Span, common_length, messages_column
 from .samples import Sample
-from .sources import UTF8, Row, unread_files
+from .sources import Row, decoded, unread_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TWICE = "comes twice in a row: leave out of the data what tokenizer or template add, and mask what is padding"
+EMPTY = "an empty answer is trained: the model learns to say nothing there"
+NO_END = "the tokenizer has no eos token: the model learns no end (model.eos_token=TOKEN)"
 TEMPLATES = Path(__file__).parent.parent / "templates"
 COLUMNS = {  # of each type of row, in the order in which types are detected
     "chat": ("messages",),  # or conversations
@@ -37,6 +39,7 @@ COLUMNS = {  # of each type of row, in the order in which types are detected
     "text": ("text",),
 }
 OPTIONAL = {"input", "attention_mask"}
+ANSWERS = ("chat", "alpaca", "prompt_completion")
 SYNONYMS: dict[str, tuple[str, ...]] = {  # usual names of columns elsewhere, for hints
     "text": ("content", "txt", "body", "document", "article"),
     "prompt": ("question", "input", "query", "q"),
@@ -120,6 +123,10 @@ class RowTokenizer:
         for row in rows:
             read = self.used | ({messages_column(self.dataset, row)} if self.row_type == "chat" else set())
             self.unused |= {n: None for n, value in row.fields.items() if value is not None and n not in read}
+            self.warnings |= {row.warning: None} if row.warning else {}
+            if row.fields.get(label := self.dataset.column("label")) is False and self.row_type in ANSWERS:
+                said = f"{row.place}: `{label}` false calls this answer a bad one, and it would be trained"
+                raise DataError(said, f"{self.dataset.key_path('column_map')}.label=- trains it all the same")
         documents = self._documents(rows)
         for row, document in zip(rows, documents, strict=True):
             self._check(row, document)
@@ -135,20 +142,27 @@ class RowTokenizer:
         if self.row_type == "tokenized":
             return [self._tokenized(row) for row in rows]
         if self.row_type == "alpaca":
-            return self._pairs([self._alpaca(row) for row in rows])
+            return self._pairs(rows, [self._alpaca(row) for row in rows])
         prompt, completion = self.dataset.column("prompt"), self.dataset.column("completion")
-        return self._pairs([(row.text(prompt), row.text(completion)) for row in rows])
+        return self._pairs(rows, [(row.text(prompt), row.text(completion)) for row in rows])
 
     def _check(self, row: Row, document: TokenizedDocument) -> None:
         """Warn of special tokens that are repeated. Errors: DataError for a token that the model lacks."""
         named, highest = self.tokenizer.convert_ids_to_tokens, int(document.tokens.max(initial=0))
         if self.vocabulary is not None and highest >= self.vocabulary:
             said = f"{row.place}: token {highest}, `{named(highest)}`, is beyond the model's embedding"
-            raise DataError(f"{said} of {self.vocabulary} tokens", "remove it from this row")
+            ends = highest == self.tokenizer.eos_token_id
+            hint = "model.eos_token names another one that ends a text" if ends else "remove it from this row"
+            raise DataError(f"{said} of {self.vocabulary} tokens", hint)
         for part in document.parts(document.tokens):
             twice = self.special.intersection(part[1:][part[1:] == part[:-1]].tolist())
-            if twice and not any(TWICE in warning for warning in self.warnings):
-                self.warnings[f"{row.place}: `{named(min(twice))}` {TWICE}"] = None
+            if twice:
+                self._warn(row, f"`{named(min(twice))}` ", TWICE)
+
+    def _warn(self, row: Row, what: str, text: str) -> None:
+        """Warn of the first row of which `text` is true."""
+        if not any(text in warning for warning in self.warnings):
+            self.warnings[f"{row.place}: {what}{text}"] = None
 
     @property
     def unused_columns(self) -> str:
@@ -169,9 +183,12 @@ class RowTokenizer:
         ended = zip(texts, self.ids(texts), strict=True)
         return [_all_trained(self.ended(ids) if text.strip() else []) for text, ids in ended]
 
-    def _pairs(self, pairs: list[tuple[str, str]]) -> list[TokenizedDocument]:
+    def _pairs(self, rows: Sequence[Row], pairs: list[tuple[str, str]]) -> list[TokenizedDocument]:
         """Tokenize prompt and completion as one text, and mask the prompt's tokens. Where the last token of
         the prompt merged with the completion, the merged token is trained: the model must write it first."""
+        for row, (_, completion) in zip(rows, pairs, strict=True):
+            if not completion.strip():
+                self._warn(row, "", EMPTY)
         prompts = self.ids([prompt for prompt, _ in pairs])
         wholes = self.ids([prompt + completion for prompt, completion in pairs])
         encoded = []
@@ -306,6 +323,8 @@ def make_row_tokenizer(
         if not end and rows.masks_assistant:
             said.append("the chat template marks no end of the assistant's turn as trained")
         rows.warnings |= dict.fromkeys(said)
+    elif tokenizer.eos_token_id is None and row_type != "tokenized":
+        rows.warnings[NO_END] = None
     rows.used = frozenset(map(dataset.column, columns))
     return rows
 
@@ -323,10 +342,7 @@ def choose_template(tokenizer: PreTrainedTokenizerBase, wanted: str) -> list[str
         near = difflib.get_close_matches(wanted, shipped, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"shipped: {', '.join(sorted(shipped))}"
         raise DataError(f"data.chat_template `{wanted}`: no such template and no such file ({hint})")
-    try:
-        tokenizer.chat_template = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}", UTF8) from None
+    tokenizer.chat_template = decoded(path.read_bytes(), str(path)).removeprefix("\ufeff")
     return []
 
 
@@ -369,14 +385,20 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
         "expected text, prompt and completion, instruction and output, messages, or input_ids "
-        f"(hint: {_columns_hint(first.fields)})",
+        f"(hint: {_columns_hint(dataset, first.fields)})",
         columns=columns,
     )
 
 
-def _columns_hint(fields: Mapping[str, Any]) -> str:
+def _columns_hint(dataset: Dataset, fields: Mapping[str, Any]) -> str:
     """Suggest the column_map that makes the columns of a row a known kind of data."""
     columns, texts = list(fields), [name for name, value in fields.items() if isinstance(value, str)]
+    if {"role", "content"} <= fields.keys() or {"from", "value"} <= fields.keys():
+        return 'a row is a whole conversation: {"messages": [...]}'
+    for name, value in fields.items():
+        inner = value[0] if isinstance(value, list) and value else value
+        if isinstance(inner, dict) and not {"role", "from"} & inner.keys():
+            return f"rows within `{name}` are not found: save them as a list of rows, or a .jsonl"
     if len(columns) == 1 and (mark := next((mark for mark in ";|\t" if mark in columns[0]), "")):
         return f"its separator is {mark!r}: save it with commas, or with tabs as .tsv"
     maps = [
@@ -386,7 +408,7 @@ def _columns_hint(fields: Mapping[str, Any]) -> str:
     maps += [dict(zip(("prompt", "completion"), texts, strict=True))] if len(texts) == 2 else []
     maps += [{"text": "COLUMN, with the column that holds the text"}]
     chosen = next(each for each in maps if None not in each.values())
-    return " ".join(f"datasets.0.column_map.{ours}={theirs}" for ours, theirs in chosen.items())
+    return " ".join(f"{dataset.key_path('column_map')}.{ours}={theirs}" for ours, theirs in chosen.items())
 
 
 def _alike(ours: str, columns: list[str]) -> str | None:

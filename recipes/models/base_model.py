@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from recipes.config import Dataset, Model, Recipe, is_hub_id, looks_like_path
-from recipes.data import END_OF_TURN
+from recipes.data import END_OF_TURN, decoded
 from recipes.downloads import (
     CODE_FILES,
     COMPANIONS,
@@ -330,6 +330,8 @@ def open_tokenizer(
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         hint = "(hint: model.tokenizer_name_or_path=FOLDER or hub id)"
         raise ModelError(f"{folder}: no tokenizer in this folder {hint}")
+    for file in folder.glob("*.jinja"):
+        decoded(file.read_bytes(), str(file))  # transformers names no file
     options = from_pretrained_options(folder, code)
     try:
         with quiet_transformers():

@@ -284,6 +284,15 @@ class Visible:
 
     documents: bool  # those of another document in their sample
     later: bool  # those that follow
+    name: str = ""  # class of the model
+
+    def check_isolation(self) -> None:
+        """Raise ModelError where the last document of a sample depends on the one before."""
+        if self.documents:
+            raise ModelError(
+                f"{self.name} of this version of transformers lets packed documents attend to each other "
+                "(hint: data.packing_strategy=wrapped, if that is intended, or data.packing=false)"
+            )
 
 
 @torch.no_grad()
@@ -301,14 +310,9 @@ def visible_in(model: nn.Module) -> Visible:
         model.train(training)
     ends = [float((one - first)[-1].abs().max()) for one in (document, own, last)]
     before = float((last - first)[:-1].abs().max())
-    return Visible(documents=ends[0] > TOLERANCE * ends[1], later=before > TOLERANCE * ends[2])
+    return Visible(ends[0] > TOLERANCE * ends[1], before > TOLERANCE * ends[2], type(model).__name__)
 
 
 def check_packing_isolation(model: nn.Module) -> None:
     """Raise ModelError where the last document of a sample depends on the one before."""
-    if visible_in(model).documents:
-        name = type(model).__name__
-        raise ModelError(
-            f"{name} of this version of transformers lets packed documents attend to each other "
-            "(hint: data.packing_strategy=wrapped, if that is intended, or data.packing=false)"
-        )
+    visible_in(model).check_isolation()

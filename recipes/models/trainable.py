@@ -54,7 +54,7 @@ from recipes.weight_files import (
 )
 
 from .base_model import cached_commit, context_of
-from .causal_lm import check_packing_isolation, load_model, open_vector, visible_in
+from .causal_lm import Visible, load_model, open_vector, visible_in
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -336,12 +336,11 @@ def check_fit(recipe: Recipe, folder: Path) -> None:
                 f"the model's weights are {method} codes, not numbers in float32, float16 or bfloat16 "
                 "(hint: the model that it was made from; model.load_in_4bit=true holds that in 4 bits)"
             )
-    if (tried := narrow_model(folder, recipe.model.trust_remote_code)) is not None:
-        if visible_in(tried).later:
-            said = f"{folder}: in {type(tried).__name__} tokens see later ones, so it cannot {CONTINUE}"
-            raise ModelError(said)
+    if (seen := visible_by_config(folder, recipe.model.trust_remote_code)) is not None:
+        if seen.later:
+            raise ModelError(f"{folder}: in {seen.name} tokens see later ones, so it cannot {CONTINUE}")
         if recipe.data.isolates_documents and not recipe.model.attn_implementation.startswith("fl"):
-            check_packing_isolation(tried)
+            seen.check_isolation()
     if context is not None and recipe.data.max_length > context:
         raise ModelError(
             f"data.max_length is {recipe.data.max_length}, the model's context only {context} "
@@ -349,9 +348,9 @@ def check_fit(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def narrow_model(folder: Path, code: bool = False) -> Any | None:
-    """Build the model of a config with two narrow layers, eight tokens and random weights, to try what it
-    does; None where its class allows none of that. Errors: ModelError where it is no causal language model.
+def visible_by_config(folder: Path, code: bool = False) -> Visible | None:
+    """Try the model of a config with two narrow layers, eight tokens and random weights; None where its class
+    allows none of that. Errors: ModelError where it is no causal language model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -381,10 +380,9 @@ def narrow_model(folder: Path, code: bool = False) -> Any | None:
                     if empty in used:
                         drawn = torch.randn(empty.shape) * empty.shape[-1] ** -0.5 + (empty.dim() < 2)
                     module._parameters[name] = nn.Parameter(drawn, requires_grad=False)
-        visible_in(model)
+        return visible_in(model)
     except Exception:  # any kind: the class knows no such sizes, or computes nothing of this kind on a CPU
         return None
-    return model
 
 
 def layer_lists(config: Any) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipes.config import Dataset, Recipe, is_hub_id
-from recipes.data import detect_row_type, few_rows, make_row_tokenizer, no_rows, read_rows
+from recipes.data import count_rows, detect_row_type, few_rows, make_row_tokenizer, no_rows, read_rows
 from recipes.errors import DataError, Finding, HubUnreachable, InputError
 from recipes.models import (
     BUILTIN_MODELS,
@@ -24,7 +24,7 @@ from recipes.models import (
     meta_trained_model,
     vocabulary_of,
 )
-from recipes.weight_files import check_finite, check_model_folder, layout_of, meta_model
+from recipes.weight_files import check_model_folder, check_weights, layout_of, meta_model
 
 from .memory_plan import count_text
 
@@ -49,7 +49,7 @@ def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
             yield Finding("ok", "model", f"is built by its peers' own programs: {said}")
             return
         check_fit(recipe, folder)
-        yield model_of(recipe, folder)
+        yield from model_of(recipe, folder)
         tokenizer = load_tokenizer(recipe.model, folder)
         context, vocabulary = context_of(folder), vocabulary_of(folder)
     except (InputError, HubUnreachable) as error:
@@ -69,10 +69,23 @@ def unusual_settings(recipe: Recipe) -> Iterator[Finding]:
         usual = f"above {HIGH_RATES[what]:g} many runs diverge"
         said = f"training.learning_rate {rate:g} is high for {what}: {usual}"
         yield Finding("warn", "recipe", said, f"learning_rate={HIGH_RATES[what] / 10:g} is a usual one")
-    steps = recipe.training.max_steps
+    steps = known_steps(recipe)
     if steps > 0 and (warmup := recipe.training.warmup(steps)) >= steps:
         said = f"training.warmup_steps is {warmup}, of {steps} steps in all: the rate is never reached"
         yield Finding("warn", "recipe", said, "warmup_steps=0.03 is a share of the steps")
+
+
+def known_steps(recipe: Recipe) -> int:
+    """Count the steps of a run: those typed, or those of its epochs over files here, at most; 0: unknown."""
+    training, counted = recipe.training, not (recipe.data.packing or recipe.data.streaming)
+    if training.max_steps > 0 or training.warmup_steps < 1 or not counted:
+        return max(0, training.max_steps)
+    if any(is_hub_id(dataset.path) or "://" in dataset.path for dataset in recipe.datasets):
+        return 0
+    try:
+        return training.total_steps(sum(count_rows(dataset) or 0 for dataset in recipe.datasets))
+    except DataError:  # `data_of` says what is wrong
+        return 0
 
 
 def failed(about: str, error: Exception, offline: bool = False) -> Finding:
@@ -83,11 +96,12 @@ def failed(about: str, error: Exception, offline: bool = False) -> Finding:
     return Finding("fail", about, str(error), hint, error=error)
 
 
-def model_of(recipe: Recipe, folder: Path) -> Finding:
+def model_of(recipe: Recipe, folder: Path) -> Iterator[Finding]:
     """Check that transformers supports the model, and count its parameters. Errors: ModelError."""
     if Path(recipe.model.model_name_or_path).expanduser().is_dir():
         check_model_folder(folder)
-        check_finite(folder, recipe.model.trust_remote_code)
+        for warning in check_weights(folder, recipe.model.trust_remote_code):
+            yield Finding("warn", "model", warning)
     check_trainable(recipe, folder)
     drawn = meta_model(folder, code=recipe.model.trust_remote_code)
     trained = layout_of(meta_trained_model(recipe, folder)).size
@@ -95,9 +109,7 @@ def model_of(recipe: Recipe, folder: Path) -> Finding:
     name, revision = recipe.model.model_name_or_path, recipe.model.model_revision
     called = f"{name} @ {revision}" if revision else name
     adapters = f", trains {trained / 1e6:.1f} M beside them" if recipe.lora else ""
-    return Finding(
-        "ok", "model", f"{called}: {type(drawn).__name__}, {count_text(size)} parameters{adapters}"
-    )
+    yield Finding("ok", "model", f"{called}: {type(drawn).__name__}, {count_text(size)} parameters{adapters}")
 
 
 @dataclass

@@ -57,6 +57,24 @@ def test_an_unusual_learning_rate_is_a_warning_and_no_shipped_recipe_has_one() -
     assert [found for recipe in list_recipes(recipe_type) for found in unusual_settings(recipe)] == []
 
 
+@pytest.mark.parametrize(
+    ("keys", "levels"),
+    [
+        (["max_steps=9", "warmup_steps=9"], ["warn"]),
+        (["num_train_epochs=1", "warmup_steps=3"], ["warn"]),  # 20 rows are 3 steps of 8
+        (["num_train_epochs=2", "warmup_steps=3"], []),
+        (["num_train_epochs=1", "warmup_steps=0.5"], []),
+    ],
+)
+def test_a_warmup_that_the_run_never_ends_is_a_warning(
+    tmp_path: Path, recipe: Path, keys: list[str], levels: list[str]
+) -> None:
+    rows(tmp_path, *[{"text": "a"}] * 20)
+    loaded = load_recipe(recipe, [*keys, "global_batch_size=8"], data=str(tmp_path / "rows.jsonl"))
+
+    assert [finding.level for finding in unusual_settings(loaded)] == levels
+
+
 def test_each_row_of_the_wrong_format_is_an_error_with_its_line(cocktail: Run, tmp_path: Path) -> None:
     rows(tmp_path, {"text": "good"}, {"test": "misspelt"}, {"text": 3}, {"text": "good"})
 

@@ -239,6 +239,25 @@ def test_a_template_without_tool_calls_refuses_them_rather_than_train_an_empty_a
         ours([{"messages": CALLED["messages"]}], speaking(CHATML))
 
 
+FORGETFUL = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|im_end|>
+{% endfor %}"""
+
+
+def test_an_answer_is_trained_whole_or_not_at_all(speaking: Any) -> None:
+    """DeepSeek's template drops the thoughts of every answer."""
+    thought = {"role": "assistant", "content": "<think>\n2 + 3\n</think>\n\n5"}
+    template = ChatTemplate(speaking(FORGETFUL), marked=True)
+
+    text, spans = template.render_with_spans(Conversation([ASK, thought, ASK, ANSWER], "my.jsonl:1"))
+
+    [trained] = [text[start:end].partition("<|im_end|>")[0] for start, end in spans]
+    assert trained == ANSWER["content"]
+    assert list(template.warnings) == ["answers whose thoughts the chat template leaves out are not trained"]
+    with pytest.raises(DataError, match="message 1: the chat template shows only a part"):
+        template.render_with_spans(Conversation([ASK, thought], "my.jsonl:1"))
+
+
 def test_reasoning_that_is_shown_in_the_last_turn_alone_is_a_warning(speaking: Any) -> None:
     thought = {**ANSWER, "reasoning_content": "2 + 3"}
     template = ChatTemplate(speaking(source_of("qwen3")), marked=False)

@@ -185,6 +185,21 @@ def test_special_tokens_that_come_twice_are_a_warning(corpus_of, tokenizer) -> N
     )
 
 
+def test_an_empty_answer_and_texts_without_an_end_are_warnings(corpus_of, tokenizer) -> None:
+    for row in ({"prompt": "a", "completion": ""}, {"instruction": "a", "output": " "}):
+        [warning] = [one for one in corpus_of([row, row]).warnings if "empty answer" in one]
+        assert "my.jsonl:1: an empty answer" in warning
+    tokenizer.eos_token = None
+    assert any("learns no end" in one for one in corpus_of([{"text": "ab"}]).warnings)
+
+
+def test_a_hint_names_the_data_set_that_it_is_about(corpus_of, tmp_path) -> None:
+    with pytest.raises(DataError) as caught:
+        corpus_of([{"text": "ab"}], f"eval_datasets=[{{path: {tmp_path}/my.jsonl, split: nosuch}}]")
+
+    assert caught.value.hint.startswith("eval_datasets.0.split=train")
+
+
 @pytest.mark.parametrize(
     "row", [{"text": "a</new>"}, {"prompt": "</new>", "completion": "a"}, {"messages": CHAT}]
 )
@@ -325,6 +340,12 @@ def test_wrapped_packing_loses_no_token_and_fills_every_block_but_the_last(corpu
             "my.jsonl:1: `tools` is not valid JSON: an object has the key `a` twice",
         ),
         ('{"instruction": "a", "input": 0, "output": "b"}\n', "my.jsonl:1: field `input` must be text"),
+        ('{"data": [{"text": "a"}]}\n', "rows within `data` are not found"),
+        ('{"role": "user", "content": "a"}\n', "a row is a whole conversation"),
+        (
+            '{"prompt": "a", "completion": "b", "label": false}\n',
+            "my.jsonl:1: `label` false calls this answer",
+        ),
     ],
 )
 def test_a_broken_line_is_reported_with_file_and_line(corpus_of, text: str | bytes, message: str) -> None:
@@ -340,7 +361,7 @@ def test_a_broken_line_is_reported_with_file_and_line(corpus_of, text: str | byt
         ("./missing.jsonl", "./missing.jsonl: no such file or folder"),
         ("missing/*.jsonl", "missing/*.jsonl: no such file or folder"),
         ("builtin:poems", "no builtin data `builtin:poems`; there is builtin:python-docs"),
-        ("http://example.org/x.jsonl", "data are read from https addresses only"),
+        ("http://example.org/x.jsonl", "data are files here, hub ids, or at https"),
     ],
 )
 def test_data_that_is_not_there_is_reported(tokenizer, path: str, message: str) -> None:

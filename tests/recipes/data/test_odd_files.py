@@ -83,7 +83,11 @@ ODD: dict[str, tuple[str | bytes, list[dict] | str]] = {  # name: content, rows 
     "digits.json": (f'[{{"n": {"9" * 5000}}}]', ":1: not valid JSON: an integer of more than 4,300"),
     "deep.json": ("[" * 100_000, ":1: not valid JSON: nested deeper than 64 levels"),
     "latin.json": ('[{"text": "a"},\n{"text": "é"}]'.encode("latin-1"), ":2: not UTF-8 text"),
+    "zero.txt": ("a\nb\0c\n", ":2: not UTF-8 text: a zero byte at byte 1"),
+    "torn.jsonl": (LINES + "\0" * 9, ":26: not UTF-8 text: a zero byte"),
     "gzip.jsonl": (gzip.compress(LINES.encode()), ": compressed by gzip"),
+    "zip.csv": (b"PK\3\4and more", ": compressed by zip"),
+    "xz.jsonl.gz": (b"\xfd7zXZ\0", ": compressed by xz"),
     "no-gzip.json.gz": (LINES, ": cannot be read"),
     "cut.jsonl.gz": (gzip.compress(LINES.encode())[:-12], ": cannot be read"),
     "text.parquet": (LINES, ": cannot be read"),
@@ -114,6 +118,67 @@ def test_parquet_is_read_as_datasets_reads_it(tmp_path) -> None:
     (tmp_path / "my.parquet.gz").write_bytes(gzip.compress((tmp_path / "my.parquet").read_bytes()))
 
     assert read(tmp_path / "my.parquet") == read(tmp_path / "my.parquet.gz") == list(datasets.Dataset(table))
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "cause"),
+    [
+        ([["a"], ["b"]], ["text", "text"], "two columns are named 'text'"),
+        ([["a"], pyarrow.array([2**62], pyarrow.timestamp("us"))], ["text", "at"], "out of range"),
+        (
+            [["a"], pyarrow.array([[("k", "v")]], pyarrow.map_("string", "string"))],
+            ["text", "m"],
+            "map<string",
+        ),
+    ],
+)
+def test_columns_of_arrow_that_no_row_can_hold_are_an_error(tmp_path, columns, names, cause: str) -> None:
+    table = pyarrow.Table.from_arrays([pyarrow.array(column) for column in columns], names=names)
+    pyarrow.parquet.write_table(table, tmp_path / "my.parquet")
+
+    with pytest.raises(DataError, match=cause) as error:
+        read(tmp_path / "my.parquet")
+    assert "save it again" in error.value.hint
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_text_in_utf_16_is_refused_by_its_name(tmp_path, encoding: str) -> None:
+    (tmp_path / "my.csv").write_bytes("text\na\n".encode(encoding))
+
+    with pytest.raises(DataError, match="not UTF-8 text") as error:
+        read(tmp_path / "my.csv")
+    assert "iconv -f UTF-16 -t UTF-8" in error.value.hint
+
+
+TWO_COLUMNS = 'prompt,completion\n1,"a\nb"\n2,{}\n6,d\n'
+
+
+@pytest.mark.parametrize(
+    ("field", "warning"),
+    [
+        ('"open\n3,b\n4,c\n5,close"', ":4: its quoted field has 4 lines, each like a row"),
+        ('"of\nlines, and more, of them"', ""),
+    ],
+)
+def test_a_quote_that_swallows_rows_of_a_table_is_told_with_its_line(tmp_path, field, warning) -> None:
+    (tmp_path / "my.csv").write_text(TWO_COLUMNS.format(field))
+
+    rows = list(read_rows(Dataset(path=str(tmp_path / "my.csv"))))
+
+    assert [row.fields["completion"] for row in rows] == ["a\nb", field.strip('"'), "d"]
+    assert warning in "".join(row.warning for row in rows)
+    assert any(row.warning for row in rows) == bool(warning)
+
+
+def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path) -> None:
+    """A pipe would wait for a writer for ever."""
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "my.jsonl")
+        with pytest.raises(DataError, match="neither a file nor a folder"):
+            read(tmp_path / "my.jsonl")
+    for address in ("file:///my.jsonl", "s3://my/my.jsonl", "http://my.invalid/my.jsonl"):
+        with pytest.raises(DataError, match="data are files here, hub ids, or at https"):
+            read(address)
 
 
 def test_an_error_names_up_to_five_broken_lines(tmp_path) -> None:

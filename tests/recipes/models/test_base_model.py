@@ -28,7 +28,7 @@ from recipes.models import (
     vocabulary_of,
     width_of,
 )
-from recipes.models.trainable import narrow_model
+from recipes.models.trainable import visible_by_config
 
 GPTQ = {"quant_method": "gptq", "bits": 4}
 
@@ -233,4 +233,4 @@ def test_whether_tokens_see_later_ones_is_tried_out_and_not_read(tmp_path, kind:
         nullcontext() if kind not in ("xlnet", "bert") else pytest.raises(ModelError, match="see later ones")
     ):
         check_fit(recipe, tmp_path)
-    assert narrow_model(tmp_path) is not None
+    assert visible_by_config(tmp_path) is not None

@@ -192,6 +192,10 @@ LAW = {
         kind: CLASSES[kind]
         for kind in ("gpt_neox", "gptj", "opt", "qwen3", "gemma", "mistral", "phi", "llama", "gpt2")
     },
+    "mixtral": CLASSES["mixtral"],
+    "phi3": lambda: transformers.Phi3Config(**GROUPED),
+    "llama with biases": lambda: transformers.LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True),
+    "granite": lambda: transformers.GraniteConfig(**GROUPED, embedding_multiplier=3.0, logits_scaling=2.0),
     "qwen2": lambda: transformers.Qwen2Config(**GROUPED),
     "gemma2": lambda: transformers.Gemma2Config(**GROUPED, head_dim=16),
     "gemma3": lambda: transformers.Gemma3TextConfig(**GROUPED, head_dim=16),

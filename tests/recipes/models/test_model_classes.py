@@ -5,6 +5,8 @@ Dense and of experts, with tied and with untied embeddings; an encoder-decoder i
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from recipes.errors import ModelError
 from recipes.models import check_trainable, load_trained, open_trained, write_merged
 from recipes.snapshots import Fold
 from recipes.training import build_peer
-from recipes.weight_files import write_model_files
+from recipes.weight_files import check_weights, write_model_files
 
 TIED = ("gemma", "gpt2", "opt", "qwen3_tied")
 ROWS = [Sample(np.arange(3, 3 + n, dtype=np.int32), np.arange(n) > 1) for n in (12, 7)]
@@ -116,6 +118,17 @@ def test_a_class_trains_adapters_and_merged_they_are_a_model_of_transformers(
     torch.testing.assert_close(logits_of(reloaded), wanted, rtol=1e-5, atol=1e-6)
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits_of(merged), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_the_config_has_no_place_for_are_told(bases: Any, tmp_path: Path) -> None:
+    shutil.copytree(bases["llama"], tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text()) | {"num_hidden_layers": 1}
+    (tmp_path / "m/config.json").write_text(json.dumps(config))
+
+    [warning] = check_weights(tmp_path / "m")
+
+    assert "the model has no model.layers.1." in warning
+    assert check_weights(bases["llama"]) == check_weights(bases["gpt2"]) == []
 
 
 def test_an_encoder_decoder_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ const main = document.querySelector("main");
 const saved = document.getElementById("run");
 const find = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 4, notation: "compact" });
-const tiny = (value) => value !== 0 && Math.abs(value) < 1e-4;
+const extreme = (value) => value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e15);
 const exponent = (value) => Number(value.toPrecision(4)).toExponential();
-const text = (value) => (value == null ? "" : tiny(value) ? exponent(value) : number.format(value));
+const text = (value) => (value == null ? "" : extreme(value) ? exponent(value) : number.format(value));
 const whole = (value) => (value == null ? "" : value.toLocaleString("en"));
 let tag = "";
 let said = 0; // when, and of which state

@@ -482,6 +482,7 @@ class Recipe(Section):
         if not isinstance(written, dict) or given.get("lora") is None:
             return given
         return {**given, "compression": {**keys_of(written.get("preset"), True), **written}}
+
     def model_post_init(self, context: object) -> None:
         """Tell each data set its place, which its hints name."""
         for name in ("datasets", "eval_datasets"):

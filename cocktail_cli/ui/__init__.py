@@ -4,7 +4,7 @@ from cocktail_cli.assembly import View
 
 from . import events
 from .display import Display, Progress, open_view, poll_status
-from .events import Checkpoint, Event, Progressed, RunStarted, Warning, from_json, timestamp
+from .events import Checkpoint, Event, Progressed, ProgressMeter, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
 from .metrics_lines import FP16, Baseline, Line, Metrics, Named, held_out, read_written, step_numbers
 from .output import (
@@ -19,7 +19,6 @@ from .output import (
     table,
     unguarded,
 )
-from .progress_meter import ProgressMeter
 from .text_chart import LEAST_ROWS, MARK, round_ticks, showable, text_chart
 from .wording import (
     counted,

@@ -33,8 +33,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from scripts import ROOT
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
-from scripts.swarms.commands import REPLICA, SMOKE
-from scripts.swarms.lent_machines import LentMachines, ring_of
+from scripts.swarms.commands import REPLICA
+from scripts.swarms.lent_machines import SMOKE, LentMachines, ring_of
 from scripts.swarms.processes import Line, Process, say, wait_for
 from scripts.swarms.tcp_link import free_port
 

@@ -32,9 +32,9 @@ from transport import ask_admin, parse_url
 from transport.protocol.errors import TransportError
 
 HUB, RELAY = "hub", "relay"
-SMOKE = "25MB"  # that a machine lends to `smoke`, which takes 25.8 of one that has it alone
 REPLICA = "-ring"  # ends the name of the peer that machines are together
-LENDS = ("--layers", SMOKE, "--device", "cpu")
+# of a machine of a run with sequences of 64 tokens, which takes 23.6 MB of one that has it alone
+LENDS = ("--layers", "20MB", "--device", "cpu")
 CLOSED = 1  # the port of an address that nobody can dial
 COCKTAIL = (sys.executable, "-X", "faulthandler", "-m", "cocktail_cli")
 GUEST = (sys.executable, "-X", "faulthandler", "-m", "scripts.fault_injection.guest")

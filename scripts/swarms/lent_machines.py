@@ -8,6 +8,8 @@ from pathlib import Path
 from scripts.swarms.commands import COCKTAIL
 from scripts.swarms.processes import Fork, Line, Process
 
+SMOKE = "25MB"  # that a machine lends to `smoke`, which takes 25.8 of one that has it alone
+
 
 class LentMachines:
     """The processes, each with a home of its own in `folder`; all end with `stack`.

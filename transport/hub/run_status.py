@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from transport.membership import Roster, Session, Visitors
-from transport.protocol import Traffic
+from transport.membership import Roster, Session, Traffic, Visitors
 from transport.scheduling import HubExtension, Rounds
 
 WORDS = {

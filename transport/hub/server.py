@@ -229,14 +229,12 @@ class Hub:
         """Limit the memory of each connection. What arrived while this process slept is read first."""
         if now >= self._guard_at:
             if now < self._guard_at + AWAKE_S:
-                found = self._wire.guard(now, self._owner, self._is_newcomer)
+                newcomer = self._members.newcomer_from
+                found = self._wire.guard(now, self._owner, lambda session: newcomer(session) is not None)
                 self._members.refused += found.closed
                 self._reader.replenish(found.held)
             took = time.monotonic() - now  # of thousands of connections: at most a twentieth of this thread
             self._guard_at = now + max(GUARD_S, 20 * took)
-
-    def _is_newcomer(self, session: str) -> bool:
-        return self._members.newcomer_from(session) is not None
 
     def _owner(self, conn: bytes) -> str | None:
         """Name who pays for a connection: its session; one that waits or decides pays for itself."""

@@ -7,6 +7,8 @@ from .sessions import (
     Session,
     SessionEvent,
     State,
+    Traffic,
+    TrafficDelta,
     differences,
     refusal,
     same,

@@ -15,8 +15,6 @@ from transport.ledger import OpenSession
 from transport.protocol import (
     ProtocolError,
     RunSettings,
-    Traffic,
-    TrafficDelta,
     clean_name,
     events,
     messages,
@@ -24,7 +22,7 @@ from transport.protocol import (
 )
 from transport.wire import key_of, origin_of
 
-from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State
+from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State, Traffic, TrafficDelta
 
 AWAKE_S = 1.0  # seconds a tick may come late before the hub counts as suspended
 NEWCOMERS = 512  # sessions that catch up, or have delivered nothing: twice the largest swarm's, at its start

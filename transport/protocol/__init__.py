@@ -52,4 +52,3 @@ from .sample_ranges import (
     sample_ids,
     unpack_ranges,
 )
-from .traffic import Traffic, TrafficDelta

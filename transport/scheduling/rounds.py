@@ -466,7 +466,8 @@ class Rounds:
         that the run knows these are a few newcomers, in turn, and none that is to wait as it has delivered
         nothing."""
         new = [p for p in ready if not p.proven and p.waits_until <= self.round]
-        most = self._most_newcomers
+        # each gets a sample, and costs what an update costs, whether it delivers or not
+        most = max(1, self.settings.global_batch * self.ladder.steps // NEWCOMERS_PART)
         able, few = self._with(new, ready), most if any(p.proven for p in ready) else len(ready)
         holding = self._holding(able)
         for one in self.extensions if self.leases.free or holding else ():
@@ -485,12 +486,6 @@ class Rounds:
         able = [p for p in ready if p.proven or p.id in chosen]
         enough = len(able) + self._members.apart >= self.settings.min_peers
         return able if enough and any(p.proven for p in able) else ready
-
-    @property
-    def _most_newcomers(self) -> int:
-        """Return how many newcomers may be in a round with others: each gets a sample, and costs what an
-        update costs, whether it delivers or not."""
-        return max(1, self.settings.global_batch * self.ladder.steps // NEWCOMERS_PART)
 
     def _take_back_last(self, now: float) -> None:
         """End the sessions of those that do not deliver the last samples, so that others can: of newcomers
@@ -598,7 +593,7 @@ class Rounds:
     def _announce(self, session: Session, ex: Exchange) -> None:
         samples = count_samples(self.leases.ids(session.id, ex.round) or ())
         message = ex.message(session, self.settings.steps, samples, self.evaluations.now)
-        if self.ladder.climbs:
+        if len(self.ladder.rungs) > 1:
             message = structs.replace(message, local_steps=ex.local_steps)
         if extra := {one.name: body for one in self.extensions if (body := one.announce(ex, session))}:
             message = structs.replace(message, extra=extra)

@@ -34,11 +34,6 @@ class StepLadder:
     steps: int  # H: one of the rungs
     needs: tuple[float, ...] = ()  # of the rounds of this block, as far as known
 
-    @property
-    def climbs(self) -> bool:
-        """Tell whether H may change."""
-        return len(self.rungs) > 1
-
     def committed(self, round: int, need: float) -> StepLadder:
         """Note the need of a round; 0: not known. The last round of a block may change H."""
         needs = (*self.needs, need) if need > 0 else self.needs

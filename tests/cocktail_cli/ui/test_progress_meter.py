@@ -11,7 +11,7 @@ from cocktail_cli.ui.wording import progress_text
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     at = [100.0]
-    monkeypatch.setattr("cocktail_cli.ui.progress_meter.time.monotonic", lambda: at[0])
+    monkeypatch.setattr("cocktail_cli.ui.events.time.monotonic", lambda: at[0])
     return at
 
 

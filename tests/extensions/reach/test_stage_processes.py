@@ -11,8 +11,7 @@ import pytest
 from forked import Forked, needs_fork
 
 from cocktail_cli.extensions.reach.relay_server import Relay
-from scripts.swarms.commands import SMOKE
-from scripts.swarms.lent_machines import LentMachines, ring_of
+from scripts.swarms.lent_machines import SMOKE, LentMachines, ring_of
 from scripts.swarms.processes import Process
 from scripts.swarms.tcp_link import free_port
 

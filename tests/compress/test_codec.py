@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -226,17 +224,6 @@ def test_only_a_flat_float32_vector_is_encoded() -> None:
         Cocktail().encode(torch.zeros(3, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"\(2, 2\)"):
         Cocktail().encode(torch.zeros(2, 2))
-
-
-@pytest.mark.slow
-def test_importing_compress_does_not_import_triton() -> None:
-    code = "import compress, torch, sys; compress.Cocktail().encode(torch.ones(9)); "
-    code += "print('triton' in sys.modules)"
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
-    )
-
-    assert told.stdout.strip() == "False"
 
 
 mixes = st.builds(

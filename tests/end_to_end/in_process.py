@@ -238,7 +238,7 @@ class Swarm:
     def enrol(self, name: str, peer: Peer, server: PeerServer | None = None, **identity: Any) -> Member:
         """Make a member whose link is connected, and knows what the run's objects take at most."""
         link = self.memory.link(name, **identity)
-        link.connect(10)
+        link.connect(30.0)
         extensions = list[PeerExtension]()
         if server is not None:
             from cocktail_cli.extensions import aggregators

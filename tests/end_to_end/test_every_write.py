@@ -124,7 +124,7 @@ def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes |
             threads.append(peer.start())
         work.events = swarm.wait(30.0)
         for thread in threads:
-            thread.join(5.0)
+            thread.join(30.0)
         work.over = [peer.over for peer in peers]
     work.durable.close()
     return work

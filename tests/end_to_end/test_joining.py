@@ -79,7 +79,7 @@ def offer(swarm: Swarm, file: Path) -> messages.SnapshotOffer:
 
 def preparation(swarm: Swarm, told: list[Event], name: str = "bob") -> Bootstrap:
     link = swarm.memory.link(name)
-    link.connect(10)
+    link.connect(30.0)
     return Bootstrap(link, VolunteerLimits(name, ["cpu"], 2), told.append, nullcontext)
 
 

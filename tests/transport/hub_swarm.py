@@ -84,7 +84,7 @@ class HubSwarm:
         threads = [peer.thread or peer.start() for peer in peers]
         self.wait(seconds)
         for thread in threads:
-            thread.join(10.0)
+            thread.join(30.0)
             assert not thread.is_alive()
         return self.events
 
@@ -99,7 +99,7 @@ class HubSwarm:
         """Wait for the end of the run."""
         return next(event for event in self.wait(seconds) if isinstance(event, RunEnded))
 
-    def until(self, there: Callable[[], object], seconds: float = 10.0) -> None:
+    def until(self, there: Callable[[], object], seconds: float = 30.0) -> None:
         """Wait for what a run that goes on comes to."""
 
         def there_or_over() -> object:
@@ -128,21 +128,21 @@ class HubSwarm:
         self.until(lambda: self.committed() > 3)
         yield self
         self.close()
-        thread.join(5.0)
+        thread.join(30.0)
         assert peer.error is None
 
     def kill(self) -> None:
         """Stop the hub as kill -9 does: sockets closed, no messages, the ledger as it was."""
         self.hub._end_at = 0.0
         self.hub._wire.wake()
-        assert self.hub.join(5.0)
+        assert self.hub.join(30.0)
         self.ledger.close()
 
     def close(self) -> None:
         for link in self.links:
             link.close()
         self.hub.stop(now=True)
-        self._listener.join(10.0)
+        self._listener.join(30.0)
         self.ledger.close()
 
     def __enter__(self) -> HubSwarm:

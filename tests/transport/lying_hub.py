@@ -80,7 +80,7 @@ class LyingHub:
     def __exit__(self, *_: object) -> None:
         self._closing = True
         self.wire.wake()
-        self._thread.join(10.0)
+        self._thread.join(30.0)
         self.wire.close()
 
     @property
@@ -92,7 +92,7 @@ class LyingHub:
         assert isinstance(self.wire, MemoryHubWire)
         url = self.keys.url("memory", 1, self.welcome.run)
         link = PeerLink(url, PeerIdentity("ann"), LinkLimits(flows=1), wire=MemoryPeerWire(self.wire))
-        link.connect(10.0)
+        link.connect(30.0)
         return link
 
     def say(self, message: messages.Message, payload: bytes | None = None, conn: bytes = b"") -> bool:

@@ -131,7 +131,7 @@ class ToyPeer:
     def run(self) -> None:
         try:
             self.link.bounds = BOUNDS
-            self.link.connect(10.0)
+            self.link.connect(30.0)
             self.join()
             while self.over is None:
                 try:

@@ -96,7 +96,7 @@ def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
     threads = [peer.start() for peer in peers]
     first.until(lambda: first.committed() >= 4)
     peers[1].link.leave_requested.set()
-    threads[1].join(15)
+    threads[1].join(30.0)
     assert peers[1].handed_over
     first.until(lambda: stored and stored[0] in first.coordinator.handoffs)
     handoffs = dict(first.coordinator.handoffs)

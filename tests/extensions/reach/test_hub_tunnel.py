@@ -48,7 +48,7 @@ def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     yield listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(5.0)
+    thread.join(30.0)
 
 
 @pytest.mark.parametrize(

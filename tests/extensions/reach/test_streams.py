@@ -39,7 +39,7 @@ class Spliced:
     def close(self) -> None:
         self.peer.close()
         self.hub.close()
-        self.thread.join(5.0)
+        self.thread.join(30.0)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_last_bytes_arrive_before_the_end(spliced: Spliced) -> None:
     spliced.hub.shutdown(socket.SHUT_WR)
 
     assert spliced.peer.makefile("rb").read() == b"so long"
-    spliced.thread.join(5.0)
+    spliced.thread.join(30.0)
     assert not spliced.thread.is_alive()
 
 

@@ -121,7 +121,7 @@ class Replica:
     def end(self, number: int) -> None:
         server, thread = self.servers.pop(number)
         server.stop.set()
-        thread.join(10)
+        thread.join(30.0)
 
     def kill(self, number: int) -> None:
         """End a machine in the middle of whatever it does; its neighbours are told."""

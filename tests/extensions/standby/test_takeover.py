@@ -120,8 +120,8 @@ def test_a_standby_takes_over_on_its_hosts_word_and_the_old_hub_which_is_alive_s
     assert [(peer.error, peer.over is not None and peer.over.finished) for peer in peers] == [
         (None, True)
     ] * 2
-    assert old.join(10.0)
-    assert new.join(10.0)
+    assert old.join(30.0)
+    assert new.join(30.0)
     ended = [event for event in told if isinstance(event, RunEnded)]
     assert [one.exit_code for one in ended] == [6]
     assert f"the standby at 127.0.0.1:{lookout.port} has taken this run over" in ended[0].reason

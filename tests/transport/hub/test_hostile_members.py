@@ -107,7 +107,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         for peer in peers:
             peer.link.close()
         for thread in threads:
-            thread.join(10.0)
+            thread.join(30.0)
 
 
 @pytest.mark.parametrize(

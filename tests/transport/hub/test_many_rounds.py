@@ -126,7 +126,7 @@ def test_the_delegate_sees_packets_while_others_are_still_in_transit(tmp_path: P
     work = Watching()
     with HubSwarm(toy_settings(samples=16, min_peers=2, first_peers=2), work, tmp_path) as swarm:
         ann, bob = (ToyPeer(swarm.link(name), 0) for name in ("ann", "bob"))
-        bob.before_exchange = lambda _: first_is_seen.wait(5.0) or pytest.fail("the round is open")
+        bob.before_exchange = lambda _: first_is_seen.wait(30.0) or pytest.fail("the round is open")
         swarm.train(ann, bob)
 
     assert trained(work) == list(range(16))

@@ -127,7 +127,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
         before = sum(isinstance(e, RoundCommitted) for e in new.events)
         until(lambda: sum(isinstance(e, RoundCommitted) for e in new.events) > before)
         link.leave_requested.set()
-        thread.join(10.0)
+        thread.join(30.0)
 
     assert (new.ledger.term, old.ledger.term) == (3, 2)
     assert sum("is ignored: another hub of this run has been started since" in line for line in said) == 1
@@ -142,7 +142,7 @@ def test_a_peer_that_only_finds_the_old_hub_gives_up_with_the_reason(tmp_path: P
     with HubSwarm(settings, ToyWork(), tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)
         link = PeerLink(swarm.url, PeerIdentity("ann"), LinkLimits(flows=1, patience=0.5), wire=wire)
-        link.connect(10.0)
+        link.connect(30.0)
         swarm.hub._state.handshake.term = 0
         wire.cut(0)
         with pytest.raises(LinkLost, match="another hub of this run has been started since"):

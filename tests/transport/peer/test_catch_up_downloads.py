@@ -101,7 +101,7 @@ def test_thousands_of_packets_come_in_few_objects_and_in_order(tmp_path: Path) -
     swarm, work = grown(tmp_path, 3000, 300)
     with swarm:
         link = swarm.link("ann")
-        link.connect(10.0)
+        link.connect(30.0)
         joiner = Joiner(link, tmp_path, base=0)
         machine = joiner.catch_up()
         link.ready(machine.applied, toy_fingerprint([]))
@@ -117,7 +117,7 @@ def test_a_snapshot_that_vanishes_while_it_is_fetched_is_replaced_by_the_newer_o
     with swarm:
         swarm.hub.offer([first])
         link = swarm.link("ann")
-        link.connect(10.0)
+        link.connect(30.0)
         swarm.hub.offer([second])
         joiner = Joiner(link, tmp_path)
         machine = joiner.catch_up()
@@ -135,7 +135,7 @@ def test_a_snapshot_whose_file_rots_on_the_hub_is_given_up_for_the_base(tmp_path
     with swarm:
         swarm.hub.offer([offer])
         link = swarm.link("ann")
-        link.connect(10.0)
+        link.connect(30.0)
         joiner = Joiner(link, tmp_path)
         machine = joiner.catch_up()
 
@@ -149,7 +149,7 @@ def test_only_the_newest_two_snapshots_are_offered_and_served(tmp_path: Path) ->
     with swarm:
         swarm.hub.offer(offers)
         link = swarm.link("ann")
-        welcome = link.connect(10.0)
+        welcome = link.connect(30.0)
         with pytest.raises(KeyError, match="not offered any more"):
             link.fetch("snapshot/10/model.safetensors", SIZE)
         served = link.fetch("snapshot/30/model.safetensors", SIZE)
@@ -165,7 +165,7 @@ def test_a_connection_that_is_lost_while_files_and_packets_come_costs_nothing_tw
     with swarm:
         swarm.hub.offer([offer])
         link = swarm.link("ann", LinkLimits(patience=10.0, flows=2))
-        link.connect(10.0)
+        link.connect(30.0)
         cuts = iter([0, 1, 2, 1])
 
         def cut(progress: Progress) -> None:
@@ -188,7 +188,7 @@ def test_of_a_damaged_snapshot_on_the_disk_only_the_wrong_mib_comes_over_the_lin
     with swarm:
         swarm.hub.offer([offer])
         link = swarm.link("ann")
-        link.connect(10.0)
+        link.connect(30.0)
         before = link.bytes_down
         supply = CatchUpDownloads(link, CatchUp(link.welcome, 0), toy_spool(tmp_path))
         supply.files(wanted(offer, tmp_path))
@@ -208,7 +208,7 @@ from transport.peer import LinkLimits, PeerIdentity
 from transport.transfer import FreeDisk, Spool
 url, to, size, sha256 = sys.argv[1:]
 link = PeerLink(parse_url(url), PeerIdentity("ann"), LinkLimits(bandwidth=Bandwidth(down=1e6)))
-link.connect(10.0)
+link.connect(30.0)
 name = "snapshot/1/model.safetensors"
 spool, machine = Spool(Path(to).parent, FreeDisk(Path(to).parent)), CatchUp(link.welcome, 0)
 supply = CatchUpDownloads(link, machine, spool, lambda progress: print(progress.done, flush=True))
@@ -236,7 +236,7 @@ def test_a_download_goes_on_where_a_peer_was_killed(tmp_path: Path) -> None:
         child.wait(10.0)
         child.stdout.close()
         link = swarm.link("bob")
-        link.connect(10.0)
+        link.connect(30.0)
         supply = CatchUpDownloads(link, CatchUp(link.welcome, 0), toy_spool(tmp_path))
         supply.files(wanted(offer, tmp_path))
         link.close()
@@ -249,7 +249,7 @@ def test_asked_to_leave_a_joiner_leaves_in_the_middle(tmp_path: Path) -> None:
     swarm, _ = grown(tmp_path, 500, 1000)
     with swarm:
         link = swarm.link("ann")
-        link.connect(10.0)
+        link.connect(30.0)
         machine = CatchUp(link.welcome, 0)
         machine.weights_here()
         packets = CatchUpDownloads(link, machine, toy_spool(tmp_path)).packets()
@@ -274,8 +274,8 @@ def test_what_a_peer_was_made_from_is_compared_and_the_difference_told(
     ours = {"base": "34cd", "tokenizer": "56ef", "recipe": "78"}
     with HubSwarm(toy_settings(holds=ours, linger_s=0.1), ToyWork(), tmp_path) as swarm:
         good, bad = swarm.link("ann"), swarm.link("bob")
-        good.connect(10.0)
-        bad.connect(10.0)
+        good.connect(30.0)
+        bad.connect(30.0)
         good.ready(0, toy_fingerprint([]), {"tokenizer": "56ef"})
         assert good.next_round().round == 0  # type: ignore[union-attr]
         bad.ready(0, toy_fingerprint([]), holds)
@@ -303,7 +303,7 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
         link = swarm.link("ann", LinkLimits(bandwidth=Bandwidth(down=RATE)))
         started = time.monotonic()
         rounds = sum(isinstance(e, RoundCommitted) for e in events)
-        link.connect(10.0)
+        link.connect(30.0)
         joiner = Joiner(link, tmp_path)
         machine = joiner.catch_up()
         link.ready(machine.applied, toy_fingerprint(work.packets[: machine.applied]))
@@ -313,7 +313,7 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
         assert link.next_round().round >= machine.applied  # type: ignore[union-attr]
         link.close()
         other.link.leave_requested.set()
-        thread.join(10.0)
+        thread.join(30.0)
 
     print(f"joined with {down} bytes in {took:.2f} s: {took / (down / RATE):.2f} x bytes / bandwidth")
     assert machine.plan.way is CatchUpSource.SNAPSHOT

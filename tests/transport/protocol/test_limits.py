@@ -270,7 +270,7 @@ def test_a_newcomer_may_try_its_line_a_few_times_and_nothing_is_made_of_it(tmp_p
     work = ToyWork()
     with HubSwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
         link = swarm.link("ann")
-        link.connect(10.0)
+        link.connect(30.0)
         taken = [link.put(f"trial/{n}", bytes(size)) for n, size in enumerate((LONGEST + 1, *[2000] * 5))]
         link.leave("seen enough")
 

@@ -211,7 +211,7 @@ def test_several_threads_may_use_one_link(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(5.0)
+            thread.join(30.0)
         link.leave("done")
 
     assert sorted(n for n, _ in got) == list(range(8))  # type: ignore[misc]
@@ -272,7 +272,7 @@ def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path)
         time.sleep(0.1)
         away_for_too_long(swarm, link)
         for thread in threads:
-            thread.join(5.0)
+            thread.join(30.0)
 
         assert ends == [SessionRenewed, SessionRenewed]
         link.ready(0, work.fingerprint(0))

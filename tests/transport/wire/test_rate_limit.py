@@ -110,7 +110,7 @@ def hub_and_peer(folder: Path, work: ToyWork, bandwidth: Bandwidth) -> Iterator[
     settings = toy_settings(ping_s=0.05, max_update=1 << 22, linger_s=0.1)
     with HubSwarm(settings, work, folder / "run", 0) as swarm:
         link = swarm.link("ann", LinkLimits(bandwidth=bandwidth))
-        link.connect(10.0)
+        link.connect(30.0)
         yield swarm.hub, link
 
 

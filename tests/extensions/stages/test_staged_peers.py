@@ -382,7 +382,7 @@ def test_a_lost_head_is_replaced_and_the_others_keep_what_they_have(tmp_path: Pa
             bob.join()
         bob.link.link.leave("its process was killed")
         others = [machine.part for machine in replica.machines[1:]]
-        others[0].use_global_model(b"")
+        others[0].use_global_model()
         rounds = [part.worker.global_model.round for part in others]
         replica.replace_head("dan")
         del swarm.members["bob"]

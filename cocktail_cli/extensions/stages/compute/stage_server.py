@@ -59,7 +59,7 @@ class StageServer:
     def _work(self) -> bool:
         """Do the next piece of the step; returns whether there was one."""
         try:
-            made = self.machine.part.compute.work() if self.machine.has_part else None
+            made = self.machine.trained.compute.work() if self.machine.trained is not None else None
         except BadMessage as bad:
             self._refuse(bad, bad.kind)
             return False
@@ -71,7 +71,7 @@ class StageServer:
         return made is not None
 
     def _compute(self, message: StageMessage) -> None:
-        if self.machine.is_loading:
+        if self.machine.filling is not None:
             return  # of a session that is over
         try:
             for answer in self.machine.part.compute.receive(message):

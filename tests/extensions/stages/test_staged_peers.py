@@ -100,7 +100,8 @@ class Replica:
         )
         part = StagePart(stage, self.machines[0].part.whole, self.recipe, self.name)
         part.compute.step = self.head.steps
-        self.machines[number] = StageMachine(number, part=part)
+        self.machines[number] = StageMachine(number)
+        self.machines[number].trained = part
         self.start(number)
 
     def replace_head(self, name: str) -> None:

@@ -83,19 +83,12 @@ class StageMachine:
     Args:
         number: of its stage; 0: the head's.
         device: where it trains.
-        part: what it trains, where it has that already.
         base: folder of the run's base model on this machine, called like the head's; None: it has none.
     """
 
-    def __init__(
-        self,
-        number: int,
-        device: torch.device | str = "cpu",
-        part: StagePart | None = None,
-        base: Path | None = None,
-    ) -> None:
-        self.number, self.device, self.trained = number, torch.device(device), part
-        self._base = base
+    def __init__(self, number: int, device: torch.device | str = "cpu", base: Path | None = None) -> None:
+        self.number, self.device, self._base = number, torch.device(device), base
+        self.trained: StagePart | None = None
         self.filling: LoadingStage | None = None  # that the head fills
         self._key = ""  # of the loading that gave it its part
 

@@ -212,7 +212,7 @@ REMEDIES = {  # by cause
 def evidence_of(cause: str, sample: PeerSample, usual: Usual | None) -> str:
     """Describe what was measured, beside what is usual there."""
     seen = sample.sight if cause in SEEN else None
-    said = SEEN[cause](seen) if seen is not None and seen.seconds(cause) else MEASURED[cause](sample)
+    said = SEEN[cause](seen) if seen is not None and seen.seconds(cause) else measured(cause, sample)
     before = f", usually {seconds(usual.seconds)}" if usual is not None else ""
     resent = resent_by(cause, sample)
     return f"{said}{before}{f'; {resent:.0%} of its TCP segments were sent again' if resent >= LOSSY else ''}"
@@ -236,46 +236,27 @@ def rate(size: int, took: float) -> str:
     return f" ({8e-6 * size / took:.2g} Mbit/s)" if size and took > 0 else ""
 
 
-def _upload(sample: PeerSample) -> str:
-    return f"its update took {seconds(sample.upload_s)}{rate(sample.up, sample.upload_s)} to arrive"
-
-
-def _download(sample: PeerSample) -> str:
-    took = sample.seconds("download") + sample.seconds("lease")
-    return f"it fetched for {seconds(took)}{rate(sample.down, took)}"
-
-
-def _compute(sample: PeerSample) -> str:
-    many = f" for {sample.samples} samples" if sample.samples > 1 else ""
-    return f"it computed for {seconds(sample.compute_s)}{many}"
-
-
-def _stood(phase: str, what: str) -> Callable[[PeerSample], str]:
-    """Describe a counter of the machine, as seconds of the peer's cycle."""
-    return lambda sample: f"{what} for {seconds(sample.seconds(phase))} of {seconds(sample.seconds('cycle'))}"
-
-
-def _pages(sample: PeerSample) -> str:
-    faults = sample.spent.faults if sample.spent is not None else 0
-    return f", and {faults:,} of its pages were read from disk" if faults else ""
-
-
-MEASURED: dict[str, Callable[[PeerSample], str]] = {
-    "asleep": _stood("slept", "that machine was suspended"),
-    "stopped": _stood("stopped", "its process did not run"),
-    "memory": lambda s: f"{_stood('memory', 'its tasks stood still for lack of memory')(s)}{_pages(s)}",
-    "thermal": _stood("throttled", "its device was slowed down for heat or power"),
-    "disk": lambda s: f"it waited for its disk for {seconds(max(s.seconds('io'), s.seconds('disk')))}",
-    "other load": _stood("cpu_wait", "a thread that could run waited for a core"),
-    "gpu load": _stood("gpu_wait", "other programs used its GPU"),
-    "compute": _compute,
-    "upload": _upload,
-    "download": _download,
-    "clock": lambda s: (
-        f"its clock was set {abs(s.seconds('clock')):,.0f} s "
-        f"{'forward' if s.seconds('clock') > 0 else 'back'}"
-    ),
-}
+def measured(cause: str, sample: PeerSample) -> str:
+    """Describe what was measured at a peer."""
+    match cause:
+        case "compute":
+            many = f" for {sample.samples} samples" if sample.samples > 1 else ""
+            return f"it computed for {seconds(sample.compute_s)}{many}"
+        case "upload":
+            took = sample.upload_s
+            return f"its update took {seconds(took)}{rate(sample.up, took)} to arrive"
+        case "download":
+            took = sample.seconds("download") + sample.seconds("lease")
+            return f"it fetched for {seconds(took)}{rate(sample.down, took)}"
+        case "clock":
+            ahead = sample.seconds("clock")
+            return f"its clock was set {abs(ahead):,.0f} s {'forward' if ahead > 0 else 'back'}"
+        case "disk":
+            return f"it waited for its disk for {seconds(max(sample.seconds('io'), sample.seconds('disk')))}"
+    counter, _, what = COUNTERS[cause]
+    faults = sample.spent.faults if cause == "memory" and sample.spent is not None else 0
+    pages = f", and {faults:,} of its pages were read from disk" if faults else ""
+    return f"{what} for {seconds(sample.seconds(counter))} of {seconds(sample.seconds('cycle'))}{pages}"
 
 
 def _silent(sight: Sight) -> str:
@@ -315,16 +296,17 @@ DRASTIC = 2.0  # rounds; by such a growth one round suffices
 LOST = 0.1  # share of TCP segments sent again, likewise
 AGAIN = 10  # rounds without it, after which it is told again
 
-# Counters of the machine, the most certain ones first, and what share of the difference each has to explain.
-COUNTERS: tuple[tuple[str, str, float], ...] = (
-    ("slept", "asleep", 0.4),
-    ("stopped", "stopped", 0.4),
-    ("memory", "memory", 0.25),
-    ("throttled", "thermal", 0.4),
-    ("io", "disk", 0.4),
-    ("gpu_wait", "gpu load", 0.4),
-    ("cpu_wait", "other load", 0.4),
-)
+# Counters of the machine by cause, the most certain ones first: what share of the difference each has to
+# explain, and what it counts.
+COUNTERS = {
+    "asleep": ("slept", 0.4, "that machine was suspended"),
+    "stopped": ("stopped", 0.4, "its process did not run"),
+    "memory": ("memory", 0.25, "its tasks stood still for lack of memory"),
+    "thermal": ("throttled", 0.4, "its device was slowed down for heat or power"),
+    "disk": ("io", 0.4, "it waited for its disk"),
+    "gpu load": ("gpu_wait", 0.4, "other programs used its GPU"),
+    "other load": ("cpu_wait", 0.4, "a thread that could run waited for a core"),
+}
 PHASES: tuple[tuple[str, str], ...] = (
     ("compute", "compute"),
     ("encode", "compute"),
@@ -561,7 +543,7 @@ class SlowRounds:
 
     def _has_reason(self, one: Culprit) -> bool:
         """Tell whether this peer has been named for a counter of its machine in the last rounds."""
-        named = [self._named.get((one.peer, cause)) for _, cause, _ in COUNTERS]
+        named = [self._named.get((one.peer, cause)) for cause in COUNTERS]
         return any(reason is not None and one.round - reason.round <= FRESH for reason in named)
 
     def _tell(self, found: Iterable[Culprit]) -> list[Culprit]:
@@ -597,10 +579,9 @@ def explained(suspect: Suspect, before: Sequence[PeerSample]) -> Verdict | None:
     A phase that has grown is explained by the first counter that has grown with it, however noisy that is.
     """
     peer, known = suspect.sample, len(before) >= KNOWN
-    normal = {counter: usual(counter, peer, before) or Usual(0.0, 0.0) for counter, _, _ in COUNTERS}
     phase = largest_phase(suspect, before) if known else None
-    for counter, cause, share in COUNTERS:
-        took, one = peer.seconds(counter), normal[counter]
+    for cause, (counter, share, _) in COUNTERS.items():
+        took, one = peer.seconds(counter), usual(counter, peer, before) or Usual(0.0, 0.0)
         above = one.excess(took) if phase is None or cause in CERTAIN else took - one.seconds
         if (known or cause in CERTAIN) and above >= share * (
             suspect.excess if phase is None else phase.grown

@@ -154,29 +154,13 @@ class FsdpTrainer:
         loaded: Mapping[str, Any],
         objective: Objective,
     ) -> None:
-        self.ranks, self.shared, self._layout, self.loaded = ranks, shared, layout, loaded
-        self.objective = objective
+        self.ranks, self.shared, self.layout, self.objective = ranks, shared, layout, objective
+        self.kind: str = loaded["kind"]
+        self.sizes: Sequence[int] = loaded["sizes"]
         self.numbers: Sequence[int] = loaded["numbers"]  # the layout's, as the optimizer has its parameters
         self.at_once = self.in_memory = ranks.count
-        self._stepped = False
+        self.stepped = False
         self.brought: dict[int, tuple[ShardUpdate, int]] = {}  # what ranks have: update, count of windows
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def stepped(self) -> bool:
-        return self._stepped
-
-    @property
-    def kind(self) -> str:
-        return str(self.loaded["kind"])
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        sizes: Sequence[int] = self.loaded["sizes"]
-        return sizes
 
     # ---- training ------------------------------------------------------------------------------------------
 
@@ -205,7 +189,7 @@ class FsdpTrainer:
 
     def step(self, rate: float, beta1: float | None = None) -> None:
         self.ranks.all("step", rate=rate, beta1=beta1)
-        self._stepped = True
+        self.stepped = True
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
         assert vector.data_ptr() == self.shared.global_model.data_ptr()
@@ -280,8 +264,8 @@ class FsdpTrainer:
         return Lazy(made)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = {f"{OPTIMIZER}.{n}": self._layout.shapes[i] for n, i in enumerate(self.numbers)}
-        return {LOCAL: (self._layout.size,), NOISE: (NOISE_VALUES,), **shapes}
+        shapes = {f"{OPTIMIZER}.{n}": self.layout.shapes[i] for n, i in enumerate(self.numbers)}
+        return {LOCAL: (self.layout.size,), NOISE: (NOISE_VALUES,), **shapes}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._write(LOCAL, tensors[LOCAL])
@@ -301,7 +285,7 @@ class FsdpTrainer:
                 self._write(name, tensors[name])
         if own:
             self.ranks.all("take")
-        self._stepped = bool(names)
+        self.stepped = bool(names)
 
     def _read(self, name: str, own: Sequence[int] | None = None) -> Tensor:
         """Read x_i, or the optimizer's state of one parameter, from all ranks; or from the one whose `own` it
@@ -326,6 +310,6 @@ class FsdpTrainer:
     def _range(self, name: str) -> tuple[int, int]:
         """Return the coordinates of a name in the vector."""
         if name == LOCAL:
-            return 0, self._layout.size
+            return 0, self.layout.size
         i = self.numbers[parsed(name)[0]]
-        return self._layout.offsets[i], self._layout.offsets[i + 1]
+        return self.layout.offsets[i], self.layout.offsets[i + 1]

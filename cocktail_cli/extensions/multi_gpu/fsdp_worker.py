@@ -428,20 +428,20 @@ class FsdpWorker:
     @torch.no_grad()
     def read(self, name: str, start: int, stop: int) -> None:
         """Copy this rank's part of coordinates start .. stop - 1 of x_i, or of a state, to the window."""
-        for held in self.kept(name):
-            if (found := held.within(start, stop)) is not None:
-                place, values = found
-                self.shared.values[place] = values.cpu()
+        for place, values in self.kept(name, start, stop):
+            self.shared.values[place] = values.cpu()
 
     @torch.no_grad()
     def write(self, name: str, start: int, stop: int) -> None:
         """Reverse `read`."""
-        for held in self.kept(name):
-            if (found := held.within(start, stop)) is not None:
-                place, values = found
-                values.copy_(self.shared.values[place])
+        for place, values in self.kept(name, start, stop):
+            values.copy_(self.shared.values[place])
 
-    def kept(self, name: str) -> list[Range]:
+    def kept(self, name: str, start: int, stop: int) -> list[tuple[slice, Tensor]]:
+        """Return this rank's parts of coordinates start .. stop - 1: where there, and the values."""
+        return [part for held in self.ranges(name) if (part := held.within(start, stop)) is not None]
+
+    def ranges(self, name: str) -> list[Range]:
         if name == LOCAL:
             return self.own
         if name in self.awaited:

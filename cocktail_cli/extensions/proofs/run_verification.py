@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from cocktail_cli.assembly import files_in_use
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.host import (
-    COPY_AGAIN,
     WEIGHTS,
     CommittedModel,
     ProgressHook,
@@ -34,7 +33,7 @@ from transport import Ledger
 from transport.ledger import DATABASE, JOURNAL, PACKETS
 from transport.protocol import LedgerError
 
-from .seals import SEAL, check_files, read_seal, uncovered
+from .seals import SEAL, altered, check_files, read_seal, uncovered
 from .signed_documents import SignedDocument
 
 if TYPE_CHECKING:
@@ -57,23 +56,21 @@ def altered_if_damaged(what: str) -> Iterator[None]:
     try:
         yield
     except (LedgerError, ModelError, PacketError) as error:
-        raise Failure("altered", f"{what} was altered: {error}", hints=(COPY_AGAIN,)) from error
+        raise altered(f"{what} was altered: {error}") from error
 
 
 @contextmanager
 def open_ledger(folder: Path) -> Iterator[Ledger]:
     """Open the ledger of a run's folder to read. Raises Failure (altered) for all that is wrong with it."""
-    with (
-        altered_if_damaged(f"the ledger in {folder}"),
-        Ledger(folder / in_folder.LEDGER, write=False) as ledger,
-    ):
+    path = folder / in_folder.LEDGER
+    with altered_if_damaged(f"the ledger in {folder}"), Ledger(path, write=False) as ledger:
         yield ledger
 
 
 def expect(what: str, met: object, expected: object) -> None:
     """Raise Failure (altered) where the two differ."""
     if met != expected:
-        raise Failure("altered", f"{what} is {met}, expected {expected}", hints=(COPY_AGAIN,))
+        raise altered(f"{what} is {met}, expected {expected}")
 
 
 @dataclass
@@ -113,8 +110,7 @@ class RunVerification:
                 if document is not None:
                     self.check_document(document, ledger)
         if self.seal is None and signer and any((self.folder / name).is_file() for name in WEIGHTS):
-            said = f"{self.folder / SEAL} is missing: it was written with the model"
-            raise Failure("altered", said, hints=(COPY_AGAIN,))
+            raise altered(f"{self.folder / SEAL} is missing: it was written with the model")
         files = self.seal.statement["files"] if self.seal is not None else {}
         check_files(self.folder, files)
         self.found |= {"head": head, "signer": signer, "files": len(files)}
@@ -123,11 +119,8 @@ class RunVerification:
         covered = {*COVERED, *begun_files(self.origin), *self._check_snapshots(recipe)}
         if self.seal is None:
             covered |= self._check_in_use(audit.rounds)
-        self.found["not_covered"] = [
-            name
-            for name in uncovered(self.folder, self.seal)
-            if name not in covered and not name.startswith(f"{in_folder.BASE}/")
-        ]
+        left = (name for name in uncovered(self.folder, self.seal) if name not in covered)
+        self.found["not_covered"] = [name for name in left if not name.startswith(f"{in_folder.BASE}/")]
 
     def _check_snapshots(self, recipe: Recipe) -> set[str]:
         """Compare the files of every snapshot with their hashes; return their names."""
@@ -216,12 +209,9 @@ class RunVerification:
         models = [*self._snapshots(), *([model] if model is not None else [])]
         if weights_file_in(self.folder).is_file():
             models.append((self.folder, self.seal.statement["rounds"] if self.seal else len(rows)))
-        place = CommittedModel(recipe, base, self.folder)
-        with (
-            altered_if_damaged(f"the ledger in {self.folder}"),
-            place.fold(len(rows), snapshots=False) as fold,
-        ):
-            for x in replayed(fold):
+        fold = CommittedModel(recipe, base, self.folder).fold(len(rows), snapshots=False)
+        with altered_if_damaged(f"the ledger in {self.folder}"), fold as packets:
+            for x in replayed(packets):
                 if x.round < len(rows) and rows[x.round].fingerprint:
                     expected = f"{rows[x.round].fingerprint:016x}"
                     expect(f"x' before round {x.round}", f"{x.fingerprint:016x}", expected)
@@ -246,8 +236,8 @@ class RunVerification:
         if folder is None:
             hints = ("run.json of the run's folder says where it was; without it nothing can be replayed",)
             raise Failure("model_invalid", f"the base model {name} is not on this machine", hints=hints)
-        for altered in altered_base_files(self.origin, base_manifest(folder, code)):
-            raise damaged(folder / altered, "the run began with another one")
+        for other in altered_base_files(self.origin, base_manifest(folder, code)):
+            raise damaged(folder / other, "the run began with another one")
         return folder
 
     def _snapshots(self) -> list[tuple[Path, int]]:

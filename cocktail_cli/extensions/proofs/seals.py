@@ -77,18 +77,21 @@ def read_seal(folder: Path) -> SignedDocument | None:
     return seal
 
 
+def altered(said: str) -> Failure:
+    """Make the error of what is not as it was written."""
+    return Failure("altered", said, hints=(COPY_AGAIN,))
+
+
 def check_files(folder: Path, files: dict[str, str]) -> None:
     """Raise Failure (altered) for the first file that is not as it was sealed, or is missing."""
     for name, expected in files.items():
         path = folder / name
+        if not path.is_file() and name.startswith(SNAPSHOTS):
+            continue
         if not path.is_file():
-            if name.startswith(SNAPSHOTS):
-                continue
-            said = f"{path} is missing: it was sealed with sha256 {expected}"
-            raise Failure("altered", said, hints=(COPY_AGAIN,))
+            raise altered(f"{path} is missing: it was sealed with sha256 {expected}")
         if (found := sha256_of(path)) != expected:
-            said = f"{path} was altered: its sha256 is {found}, sealed was {expected}"
-            raise Failure("altered", said, hints=(COPY_AGAIN,))
+            raise altered(f"{path} was altered: its sha256 is {found}, sealed was {expected}")
 
 
 def check_sealed_model(folder: Path) -> SignedDocument:
@@ -97,17 +100,15 @@ def check_sealed_model(folder: Path) -> SignedDocument:
     Raises Failure (altered; model_invalid where it has no seal).
     """
     if (seal := read_seal(folder)) is None:
-        hints = ("the folder of a run, or what `cocktail export` of this version has written",)
-        raise Failure(
-            "model_invalid", f"{folder} has no {SEAL}: there is nothing to check it by", hints=hints
-        )
+        said = f"{folder} has no {SEAL}: there is nothing to check it by"
+        hint = "the folder of a run, or what `cocktail export` of this version has written"
+        raise Failure("model_invalid", said, hints=(hint,))
     files = seal.statement["files"]
     check_files(folder, files)
     card = (folder / CARD).read_text(encoding="utf-8") if CARD in files else ""
     for name in (seal.statement["head"], *(files[one] for one in files if one.endswith(".safetensors"))):
         if name not in card:
-            said = f"{folder / CARD} does not name {name}, which {SEAL} does"
-            raise Failure("altered", said, hints=(COPY_AGAIN,))
+            raise altered(f"{folder / CARD} does not name {name}, which {SEAL} does")
     return seal
 
 

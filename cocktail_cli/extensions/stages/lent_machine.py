@@ -232,12 +232,8 @@ class LentMachine:
             wanted = {*self._to_measure.get()}
             while not self._to_measure.empty():
                 wanted |= {*self._to_measure.get()}
-            link.say(NAME, packed(Probed({one: self._seconds_to(one) for one in sorted(wanted)})))
-
-    def _seconds_to(self, address: str) -> float:
-        """Measure how long another machine takes to accept a connection; below 0: it does not, or this one
-        refuses it."""
-        return -1.0 if address in self._refused else seconds_to(address)
+            found = {one: -1.0 if one in self._refused else seconds_to(one) for one in sorted(wanted)}
+            link.say(NAME, packed(Probed(found)))
 
     def _refuse(self, address: str) -> None:
         """Let the hub give the place of a neighbour to another machine, as if this one did not reach it."""

@@ -75,40 +75,31 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The finding that the packets of one peer hurt."""
-
-    peer: str
-    rounds: int  # since L was 0
-    harm: float  # mean -b / R over them
-
-    @property
-    def why(self) -> str:
-        """Explain the verdict to its sender and to the host."""
-        what = f"its last {self.rounds} packets"
-        if self.harm < 0.5:
-            return (
-                f"{what} are longer than the others and of no use: they lower the loss of the host's probe "
-                f"batch by {max(-self.harm, 0.0):.1f} times what the usual packet does"
-            )
-        return (
-            f"{what} raise the loss of the host's probe batch, "
-            f"by {self.harm:.1f} times what the usual packet lowers it"
-        )
-
-
-@dataclass(frozen=True)
 class HarmScore:
     """The evidence that a peer does harm."""
 
     level: float = 0.0  # L
-    rounds: int = 0
-    harm: float = 0.0  # the sum of -b / R
+    rounds: int = 0  # since L was 0
+    harm: float = 0.0  # the sum of -b / R over them
 
     def and_then(self, harm: float, held: bool, weight: float) -> HarmScore:
         """Return the score after one more round; weight: (R / S)^2."""
         level = self.level + (min(harm + held, FARTHEST) - 0.5) * weight
         return HarmScore(level, self.rounds + 1, self.harm + harm) if level > 0 else HarmScore()
+
+    @property
+    def why(self) -> str:
+        """Explain to the peer and to the host that it is found."""
+        what, harm = f"its last {self.rounds} packets", self.harm / self.rounds
+        if harm < 0.5:
+            return (
+                f"{what} are longer than the others and of no use: they lower the loss of the host's probe "
+                f"batch by {max(-harm, 0.0):.1f} times what the usual packet does"
+            )
+        return (
+            f"{what} raise the loss of the host's probe batch, "
+            f"by {harm:.1f} times what the usual packet lowers it"
+        )
 
 
 @dataclass(frozen=True)
@@ -124,11 +115,9 @@ class UsefulnessScore:
         """Return the score after one more round."""
         speaks = min(due * (due / 2 - did) / spread**2, DOUBTED)
         level = min(self.level + speaks, FOUND)
-        return (
-            UsefulnessScore(level, self.rounds + 1, self.did + did, self.due + due)
-            if level > 0
-            else UsefulnessScore()
-        )
+        if level <= 0:
+            return UsefulnessScore()
+        return UsefulnessScore(level, self.rounds + 1, self.did + did, self.due + due)
 
     @property
     def weight(self) -> float:
@@ -163,15 +152,15 @@ class Evidence:
         self.doubts: dict[str, UsefulnessScore] = {}  # of those with U > 0
         self.stays: dict[str, int] = {}  # rounds in a row, of those in the newest
 
-    def add(self, gains: Mapping[str, Gain], held: Collection[str] = ()) -> list[Verdict]:
+    def add(self, gains: Mapping[str, Gain], held: Collection[str] = ()) -> dict[str, HarmScore]:
         """Judge a round: its gains by peer, and whose packets were shortened; returns the peers found."""
         if len(gains) < FEWEST:
-            return []
+            return {}
         self.recent.append(gains)
         self.stays = {peer: self.stays.get(peer, 0) + 1 for peer in gains}
         usual = float(np.median([g.b for round in self.recent for g in round.values()]))  # R
         if sum(map(len, self.recent)) < ENOUGH or usual <= 0:  # the probe knows nothing
-            return []
+            return {}
         spread = max(self._spread(), usual / 2)  # S
         here = median_of([g.b for g in gains.values()])
         zero = min(0.0, here)  # where most packets seem to hurt it is the batch that is unusual
@@ -184,7 +173,7 @@ class Evidence:
         # who was found begins anew, should there still be a peer of this name
         self.cases = {p: case for p, case in self.cases.items() if case.level > 0 and p not in found}
         self.doubts = {p: doubt for p, doubt in self.doubts.items() if doubt.level > 0 and p not in found}
-        return [Verdict(peer, case.rounds, case.harm / case.rounds) for peer, case in found.items()]
+        return found
 
     def _excused(self, peer: str, gain: Gain) -> float:
         """Compute x: gradients of fewer samples are that much noisier, and a residual grows for rounds."""
@@ -350,7 +339,6 @@ class ProbeThread(UpdateJudge):
             self.tell("", f"the run goes on without its probe: {explain(error).message}")
 
     def _work(self) -> None:
-
         probe = self.load()
         evidence = Evidence(probe.fills)
         while not self.stopped.is_set():
@@ -362,8 +350,8 @@ class ProbeThread(UpdateJudge):
                 return
             if round.updates and self.ready.is_set():
                 self.ready.clear()
-                for verdict in evidence.add(probe.gains(round.updates), round.held):
-                    self.found[verdict.peer] = verdict.why
+                found = evidence.add(probe.gains(round.updates), round.held)
+                self.found |= {peer: case.why for peer, case in found.items()}
                 self._doubt(evidence.doubts)
             probe.global_model.apply(round.packet)
 

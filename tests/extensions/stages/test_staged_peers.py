@@ -100,7 +100,8 @@ class Replica:
         )
         part = StagePart(stage, self.machines[0].part.whole, self.recipe, self.name)
         part.compute.step = self.head.steps
-        self.machines[number] = StageMachine(number, part=part)
+        self.machines[number] = StageMachine(number)
+        self.machines[number].trained = part
         self.start(number)
 
     def replace_head(self, name: str) -> None:
@@ -382,7 +383,7 @@ def test_a_lost_head_is_replaced_and_the_others_keep_what_they_have(tmp_path: Pa
             bob.join()
         bob.link.link.leave("its process was killed")
         others = [machine.part for machine in replica.machines[1:]]
-        others[0].use_global_model(b"")
+        others[0].use_global_model()
         rounds = [part.worker.global_model.round for part in others]
         replica.replace_head("dan")
         del swarm.members["bob"]

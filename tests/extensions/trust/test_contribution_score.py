@@ -50,7 +50,7 @@ class Rounds:
         self.off = self.lasts * self.off + (1 - self.lasts**2) ** 0.5 * fresh
         said = zip(PEERS[:peers], self.off, strict=False)
         good = {p: Gain(gains.get(p, batch) + self.noise * float(off)) for p, off in said}
-        found = {verdict.peer: verdict.why for verdict in self.evidence.add(good, held)}
+        found = {peer: case.why for peer, case in self.evidence.add(good, held).items()}
         self.why |= found
         return list(found)
 
@@ -152,7 +152,7 @@ def test_a_verdict_says_how_long_and_by_how_much() -> None:
     for _ in range(3):
         found = swarm.evidence.add({peer: Gain(-2.5 if peer == "p0" else 1.0) for peer in PEERS})
 
-    assert [verdict.why for verdict in found] == [
+    assert [case.why for case in found.values()] == [
         "its last 3 packets raise the loss of the host's probe batch, by 2.5 times what the usual "
         "packet lowers it"
     ]

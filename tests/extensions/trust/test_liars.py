@@ -12,7 +12,7 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
-from cocktail_cli.extensions.trust.contribution_score import Evidence, ProbeThread, Verdict
+from cocktail_cli.extensions.trust.contribution_score import Evidence, HarmScore, ProbeThread
 from cocktail_cli.host import RunDelegate
 from recipes.algorithm import DecodedPacket, Worker
 from recipes.training import Event, StepDone
@@ -41,7 +41,7 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
     judged: list[None] = []
     add = Evidence.add
 
-    def counted(self: Evidence, *said: Any) -> list[Verdict]:
+    def counted(self: Evidence, *said: Any) -> dict[str, HarmScore]:
         verdicts = add(self, *said)
         judged.append(None)
         return verdicts

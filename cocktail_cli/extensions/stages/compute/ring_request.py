@@ -38,6 +38,7 @@ SAYS: Mapping[str, Mapping[str, type | range]] = {  # what the answers to reques
 }
 
 BESIDE = ("encode", "decode", "move")  # requests that run beside the compute; see StagePart for all
+BRINGS = ("fill", "decode", "catch_up")  # requests that have bytes for each stage
 
 
 class StageLost(PartLost):
@@ -75,6 +76,13 @@ class Answer:
 
     values: Mapping[str, Any] = field(default_factory=dict)
     data: bytes = b""
+
+
+def answer_by(stage: object, do: str, fields: Mapping[str, Any], data: bytes) -> Answer:
+    """Call the method of this name, with the bytes where it takes some."""
+    more = {"data": data} if do in BRINGS else {}
+    found = getattr(stage, do)(**fields, **more)
+    return found if isinstance(found, Answer) else Answer(found or {})
 
 
 class RingRequest(msgspec.Struct, frozen=True, omit_defaults=True):

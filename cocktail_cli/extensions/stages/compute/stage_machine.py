@@ -26,7 +26,7 @@ from recipes.config import Recipe, recipe_from_json
 from recipes.models import build_on_meta, frozen_name, open_trained, open_vector
 from recipes.weight_files import Layout, StoredVector, layout_of
 
-from .ring_request import Answer, StageLost
+from .ring_request import Answer, StageLost, answer_by
 from .stage_model import StageModel
 from .stage_part import StagePart, check_staged
 
@@ -83,63 +83,42 @@ class StageMachine:
     Args:
         number: of its stage; 0: the head's.
         device: where it trains.
-        part: what it trains, where it has that already.
         base: folder of the run's base model on this machine, called like the head's; None: it has none.
     """
 
-    def __init__(
-        self,
-        number: int,
-        device: torch.device | str = "cpu",
-        part: StagePart | None = None,
-        base: Path | None = None,
-    ) -> None:
-        self.number, self.device, self._part = number, torch.device(device), part
-        self._base = base
-        self._loading: LoadingStage | None = None
+    def __init__(self, number: int, device: torch.device | str = "cpu", base: Path | None = None) -> None:
+        self.number, self.device, self._base = number, torch.device(device), base
+        self.trained: StagePart | None = None
+        self.filling: LoadingStage | None = None  # that the head fills
         self._key = ""  # of the loading that gave it its part
 
     @property
     def loading(self) -> LoadingStage:
         """Return the stage that is being filled. Raises StageLost: `load` went to the process before."""
-        return given(self._loading)
-
-    @property
-    def is_loading(self) -> bool:
-        return self._loading is not None
+        return given(self.filling)
 
     @property
     def part(self) -> StagePart:
         """Return what is trained. Raises StageLost: it went with the process before."""
-        return given(self._part)
-
-    @property
-    def has_part(self) -> bool:
-        return self._part is not None
+        return given(self.trained)
 
     def answer(self, do: str, fields: Mapping[str, Any], data: bytes) -> Answer:
         """Do what the head asks. Raises KeyError where it is no request."""
         if do not in ("held", "load", "fill", "begin"):
             return self.part.answer(do, fields, data)
-        answer: Answer = getattr(self, do)(data, **fields)
-        return answer
+        return answer_by(self, do, fields, data)
 
-    def held(self, data: bytes) -> Answer:
+    def held(self) -> dict[str, Any]:
         """Say which loading gave this machine its part, the round of its x', and the last step that it knows.
         No key: it has none."""
-        if self._part is None:
-            return Answer({"key": "", "round": 0, "step": -1})
-        part = self._part
-        return Answer({"key": self._key, "round": part.worker.global_model.round, "step": part.compute.step})
+        if self.trained is None:
+            return {"key": "", "round": 0, "step": -1}
+        part = self.trained
+        return {"key": self._key, "round": part.worker.global_model.round, "step": part.compute.step}
 
     def load(
-        self,
-        data: bytes,
-        recipe: str,
-        config: str,
-        layers: Mapping[str, Sequence[int]],
-        source: Mapping[str, Any],
-    ) -> Answer:
+        self, recipe: str, config: str, layers: Mapping[str, Sequence[int]], source: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Build this machine's stage, if it is one of these, with the values that its disk has; says which it
         needs. What it trained before is gone.
 
@@ -147,31 +126,30 @@ class StageMachine:
             source: `base`, the name of the head's folder; and whether x' is `from_snapshot`.
         """
         if (mine := layers.get(str(self.number))) is None:
-            return Answer({"parameters": []})
-        self._part = self._loading = None
+            return {"parameters": []}
+        self.trained = self.filling = None
         here = range(*mine)
-        self._loading = LoadingStage(
+        self.filling = LoadingStage(
             recipe_from_json(recipe, recipe_type), config, here, self.number == 0, self.device
         )
         if self._base is not None and self._base.name == source["base"]:
-            self._loading.read(self._base, trained=not source["from_snapshot"])
-        return Answer({"parameters": self.loading.wanted})
+            self.filling.read(self._base, trained=not source["from_snapshot"])
+        return {"parameters": self.loading.wanted}
 
-    def fill(self, data: bytes, stage: int, name: str, start: int) -> Answer:
+    def fill(self, data: bytes, stage: int, name: str, start: int) -> None:
         """Take values of one parameter of one stage, from element `start` on."""
         if stage == self.number:
             self.loading.fill(name, start, data)
-        return Answer()
 
-    def begin(self, data: bytes, name: str, round: int, step: int, key: str = "") -> Answer:
+    def begin(self, name: str, round: int, step: int, key: str = "") -> dict[str, Any]:
         """Train what was filled: x' of `round`, of the replica `name`; steps are counted on from `step`. A
         machine that has its part already goes on with it."""
-        if self._part is not None:
-            return self._part.state()
-        loaded, self._loading, self._key = self.loading, None, key
-        self._part = StagePart(loaded.stage, loaded.whole, loaded.recipe, name, round, self.device)
-        self._part.compute.step = step
-        return self._part.state()
+        if self.trained is not None:
+            return self.trained.state()
+        loaded, self.filling, self._key = self.loading, None, key
+        self.trained = StagePart(loaded.stage, loaded.whole, loaded.recipe, name, round, self.device)
+        self.trained.compute.step = step
+        return self.trained.state()
 
 
 def given(what: T | None) -> T:

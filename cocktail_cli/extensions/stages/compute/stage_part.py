@@ -24,7 +24,7 @@ from recipes.training import GradientNoise, SingleDeviceTrainer, positions_withi
 from recipes.weight_files import FlatParameters, Layout
 
 from .activation_codec import ActivationDecoder, ActivationEncoder, ActivationMemory
-from .ring_request import Answer
+from .ring_request import Answer, answer_by
 from .stage_model import StageModel, stage_ranges
 from .stage_worker import Line, StageWorker
 
@@ -124,48 +124,44 @@ class StagePart:
         """Do what is asked. Raises KeyError where it is no request."""
         if do not in REQUESTS:
             raise KeyError(do)
-        answer: Answer = getattr(self, do)(data, **fields)
-        return answer
+        return answer_by(self, do, fields, data)
 
     # ---- the model x' and the exchange ---------------------------------------------------------------------
 
-    def state(self, data: bytes = b"") -> Answer:
+    def state(self) -> dict[str, Any]:
         """Say which x' is here: its round, its part of the fingerprint; and which shards."""
         model = self.worker.global_model
         told = {"round": model.round, "fingerprint": model.fingerprint, "shards": list(self.numbers)}
-        return Answer({**told, "stepped": self.trainer.stepped})
+        return {**told, "stepped": self.trainer.stepped}
 
-    def encode(self, data: bytes, round: int, budget: int, alone: bool, flights: Sequence[int]) -> Answer:
+    def encode(self, round: int, budget: int, alone: bool, flights: Sequence[int]) -> Answer:
         """Encode this machine's shards of C[d_i] (lines 1 and 2). budget: bytes for all of the replica."""
         earlier = [self.sent[one] for one in flights if one in self.sent]
         sent = self.sent[round] = self.worker.start(int(budget * self.share), alone, round, earlier)
         short, self.worker.short_of_memory = self.worker.short_of_memory, False
         return Answer({"sparsest": self.worker.sparsest, "short": short}, sent.packet)
 
-    def decode(self, data: bytes, round: int) -> Answer:
+    def decode(self, data: bytes, round: int) -> None:
         """Decode this machine's shards of a round's aggregate (line 5). Raises PacketError."""
         self.aggregates[round] = self.worker.global_model.decode(data, round)
-        return Answer()
 
-    def move(self, data: bytes, round: int) -> Answer:
+    def move(self, round: int) -> dict[str, Any]:
         """x' <- x' + C[D] (line 7)."""
         self.worker.global_model.move(self.aggregates[round])
         return self.state()
 
-    def follow(self, data: bytes, round: int, taken: bool) -> Answer:
+    def follow(self, round: int, taken: bool) -> None:
         """x_i <- x_i + C[D] - C[d_i] (line 6), without the latter where it was not `taken`."""
         aggregate = self.aggregates.pop(round)
         sent = self.sent.pop(round, None)
         self.worker.follow(aggregate, sent if taken else None)
-        return Answer()
 
-    def subtract(self, data: bytes, round: int) -> Answer:
+    def subtract(self, round: int) -> None:
         """Take an update, or a handoff, out of d_i: the aggregator has it."""
         if (sent := self.sent.pop(round, None)) is not None:
             self.worker.subtract(sent)
-        return Answer()
 
-    def catch_up(self, data: bytes, round: int) -> Answer:
+    def catch_up(self, data: bytes, round: int) -> dict[str, Any]:
         """Apply the aggregate of a round that this replica took no part in; a part that has it, does not."""
         if self.worker.global_model.round == round:
             self.worker.catch_up(data)
@@ -173,10 +169,10 @@ class StagePart:
             self.aggregates.clear()
         return self.state()
 
-    def settle(self, data: bytes, taken: Sequence[int] | None) -> Answer:
+    def settle(self, taken: Sequence[int] | None) -> dict[str, Any]:
         """Complete the rounds in flight of a session that is over, whose updates the aggregator has of the
         rounds `taken`; None: of all. x_i follows where x' has moved. An evaluation under way is over too."""
-        self.use_local_model(data)
+        self.use_local_model()
         model = self.worker.global_model
         for round in sorted({*self.sent, *self.aggregates}):
             sent = self.sent.get(round) if taken is None or round in taken else None
@@ -188,60 +184,54 @@ class StagePart:
         self.aggregates.clear()
         return self.state()
 
-    def handoff(self, data: bytes, budget: int) -> Answer:
+    def handoff(self, budget: int) -> Answer | None:
         """Encode the largest of this machine's d_i; no bytes where nothing is."""
         part = self.worker.handoff(int(budget * self.share))
         if part is None:
-            return Answer()
+            return None
         self.sent[part.round] = part
         return Answer(data=part.packet)
 
-    def distance(self, data: bytes) -> Answer:
-        return Answer({"square": self.worker.residual_norm() ** 2})
+    def distance(self) -> dict[str, Any]:
+        return {"square": self.worker.residual_norm() ** 2}
 
     # ---- the step ------------------------------------------------------------------------------------------
 
-    def zero(self, data: bytes, share: float = 1.0) -> Answer:
+    def zero(self, share: float = 1.0) -> None:
         self.trainer.zero(share)
-        return Answer()
 
-    def partly(self, data: bytes, done: float) -> Answer:
+    def partly(self, done: float) -> None:
         """Note g_i as it is after this share of its terms."""
         self.trainer.partly(done)
-        return Answer()
 
-    def square(self, data: bytes) -> Answer:
+    def square(self) -> dict[str, Any]:
         """Sum the squares of this machine's part of g_i, and what is known of its noise."""
         views = self.flat.layout.views(self.flat.grad)
         norms = torch.stack([torch.linalg.vector_norm(view, dtype=torch.float32) for view in views])
         if self.trainer.noise.wanted:
             self.trainer.noise.take(self.trainer.sampled())
         noise = self.trainer.noise.sums.told()
-        return Answer({"square": float(norms.double().square().sum()), "noise": noise})
+        return {"square": float(norms.double().square().sum()), "noise": noise}
 
-    def scale(self, data: bytes, factor: float) -> Answer:
+    def scale(self, factor: float) -> None:
         self.flat.grad.mul_(factor)
         self.trainer.noise.scaled(factor)
-        return Answer()
 
-    def step(self, data: bytes, rate: float, beta1: float | None, longer: float) -> Answer:
+    def step(self, rate: float, beta1: float | None, longer: float) -> None:
         """x_i <- x_i - optimizer(g_i), so many times as long."""
         self.trainer.lengthened_step(rate, beta1, longer)
-        return Answer()
 
-    def use_global_model(self, data: bytes) -> Answer:
+    def use_global_model(self) -> None:
         """Compute losses at x' from now on, with activations as they are: no sample is remembered by them."""
         self._evaluating.enter_context(self.flat.use(self.worker.global_model.vector))
         self.compute.learns, self.compute.line = False, self.exact
         self.compute.stage.model.eval()
-        return Answer()
 
-    def use_local_model(self, data: bytes) -> Answer:
+    def use_local_model(self) -> None:
         """Reverse `use_global_model`."""
         self._evaluating.close()
         self.compute.learns, self.compute.line = True, self.line
         self.compute.stage.model.train()
-        return Answer()
 
 
 def exact_line(columns: int) -> Line:

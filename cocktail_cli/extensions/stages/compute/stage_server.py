@@ -7,6 +7,7 @@ compute (the exchange of a round) are answered by a second one, so that no micro
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -58,28 +59,26 @@ class StageServer:
 
     def _work(self) -> bool:
         """Do the next piece of the step; returns whether there was one."""
+        part = self.machine.trained
+        return part is not None and self._do(part.compute.work)
+
+    def _compute(self, message: StageMessage) -> None:
+        if self.machine.filling is None:  # else it is of a session that is over
+            self._do(lambda: self.machine.part.compute.receive(message))
+
+    def _do(self, work: Callable[[], list[StageMessage] | None]) -> bool:
+        """Send what follows from some work; returns False where there was none, or it has failed."""
         try:
-            made = self.machine.part.compute.work() if self.machine.has_part else None
+            made = work()
         except BadMessage as bad:
             self._refuse(bad, bad.kind)
             return False
-        except (RuntimeError, MemoryError, ValueError) as error:
+        except (RuntimeError, MemoryError, ValueError, StageLost) as error:
             self._tell(error)
             return False
         for message in made or ():
             self.lines.send(message)
         return made is not None
-
-    def _compute(self, message: StageMessage) -> None:
-        if self.machine.is_loading:
-            return  # of a session that is over
-        try:
-            for answer in self.machine.part.compute.receive(message):
-                self.lines.send(answer)
-        except BadMessage as bad:
-            self._refuse(bad, bad.kind)
-        except (RuntimeError, MemoryError, StageLost) as error:
-            self._tell(error)
 
     def _take(self, message: StageMessage, beside: ThreadPoolExecutor) -> None:
         """Answer a request, or pass on what it has met before."""

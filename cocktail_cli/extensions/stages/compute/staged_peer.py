@@ -18,7 +18,6 @@ from recipes.data import Sample, batches
 from recipes.errors import ModelError
 from recipes.objectives import Measured
 from recipes.training import ModelExtension, NoiseSums, Peer, share_taken
-from recipes.weight_files import Layout
 
 from .ring_head import RingHead
 from .ring_request import Answer, StageFailed, StageFull
@@ -64,22 +63,11 @@ class StagedTrainer:
         self.in_flight = PER_STAGE * ring.stages
         self.share = 1.0  # of a step's samples, which the gradient under way has
         self.noise = NoiseSums()
-
-    @property
-    def layout(self) -> Layout:
-        return self.part.whole
+        self.layout, self.kind, self.sizes = self.part.whole, self.part.trainer.kind, self.part.trainer.sizes
 
     @property
     def stepped(self) -> bool:
         return self.part.trainer.stepped
-
-    @property
-    def kind(self) -> str:
-        return self.part.trainer.kind
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        return self.part.trainer.sizes
 
     def check(self) -> None:
         self.ring.ask("state")

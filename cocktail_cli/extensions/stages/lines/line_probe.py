@@ -17,7 +17,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from transport.protocol import messages
+from transport.protocol import ProtocolError, messages, read_msgpack
 from transport.wire import Bandwidth, Frames, wire_size
 
 SIZES = (0, 0, *(1 << power for power in range(15, 20)))  # bytes of one message: in all, 992 KiB each way
@@ -49,9 +49,6 @@ class Pong(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     down: messages.Size
 
 
-_PING, _PONG = msgspec.msgpack.Decoder(Ping), msgspec.msgpack.Decoder(Pong)
-
-
 Head = TypeVar("Head", Ping, Pong)
 
 
@@ -78,7 +75,7 @@ class LineProbe:
 
     def receive(self, frames: Frames, now: float) -> bool:
         """Take an answer; returns whether it is that to the last message."""
-        pong, size = unpack(frames, _PONG)
+        pong, size = unpack(frames, Pong)
         wanted, there = self._under_way
         if pong is None or pong.number != self._number or size != (0 if there else wanted):
             return False
@@ -131,7 +128,7 @@ class ProbeAnswers:
     def answer(self, key: str, frames: Frames, lends: Bandwidth) -> Frames | None:
         """Return the answer to a message; None: it is no Ping, or more than the budget, and then this key is
         answered no more."""
-        ping, _ = unpack(frames, _PING)
+        ping, _ = unpack(frames, Ping)
         if ping is None or key not in self:
             return None
         self._left[key] -= wire_size(frames) + ping.wants
@@ -145,11 +142,11 @@ def pack(head: Ping | Pong, size: int) -> Frames:
     return [msgspec.msgpack.encode(head), secrets.token_bytes(size)]
 
 
-def unpack(frames: Frames, decoder: msgspec.msgpack.Decoder[Head]) -> tuple[Head | None, int]:
+def unpack(frames: Frames, kind: type[Head]) -> tuple[Head | None, int]:
     """Read a message, and count the bytes that it brings; None: it is another one."""
     if len(frames) != 2 or len(frames[0]) > messages.MAX_CONTROL:
         return None, 0
     try:
-        return decoder.decode(frames[0]), len(frames[1])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return read_msgpack(frames[0], kind, "a message of a probe"), len(frames[1])
+    except ProtocolError:
         return None, 0

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
@@ -75,16 +75,18 @@ class Neighbour:
 News = StageMessage | LineLost | ProtocolError  # of a neighbour; an error: it breaks the line's rules
 
 
+@dataclass(eq=False)
 class _Line:
     """A line and its present connection."""
 
-    def __init__(self, neighbour: Neighbour, line: StageLine, wire: PeerWire | None) -> None:
-        self.neighbour, self.line, self.wire = neighbour, line, wire
-        self.conn = b""  # of the listening end
-        self.old: deque[bytes] = deque(maxlen=OLD)
-        self.dial_at = 0.0  # infinite: it is dialled
-        self.more = False  # is to be sent at once
-        self.broken = False  # its neighbour breaks the rules
+    neighbour: Neighbour
+    line: StageLine
+    wire: PeerWire | None
+    conn: bytes = b""  # of the listening end
+    old: deque[bytes] = field(default_factory=lambda: deque(maxlen=OLD))
+    dial_at: float = 0.0  # infinite: it is dialled
+    more: bool = False  # is to be sent at once
+    broken: bool = False  # its neighbour breaks the rules
 
 
 class StageLink:
@@ -379,18 +381,14 @@ class StageLink:
                         dial_at = now + RETRY_S  # it may not have been told of this machine yet
                     elif isinstance(event, Connected) or probe.receive(event.frames, came_at):
                         sent = True
-                        self._ping(wire, probe)
+                        if (frames := probe.next(time.monotonic())) is not None:
+                            self._count(time.monotonic(), sent=frames)
+                            wire.send(0, frames)
                 if sent:
                     probe.look(time.monotonic())
         finally:
             wire.close()
         return probe.measured
-
-    def _ping(self, wire: PeerWire, probe: LineProbe) -> None:
-        now = time.monotonic()
-        if (frames := probe.next(now)) is not None:
-            self._count(now, sent=frames)
-            wire.send(0, frames)
 
     def _tell(self, line: _Line, news: Iterable[News]) -> None:
         if line not in self._lines.values():

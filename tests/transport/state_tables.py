@@ -35,13 +35,10 @@ def tables() -> str:
 
 def transitions(title: str, where: str, state: str, next_states: Mapping[Any, Mapping[Any, Any]]) -> str:
     """Render a transition table, a row for each state."""
-    rows = [
-        (
-            before.name,
-            "; ".join(f"{event.value}: {after.name}" for event, after in arrows.items()) or "nothing",
-        )
-        for before, arrows in next_states.items()
-    ]
+    rows = list[tuple[str, str]]()
+    for before, arrows in next_states.items():
+        after = (f"{event.value}: {to.name}" for event, to in arrows.items())
+        rows.append((before.name, "; ".join(after) or "nothing"))
     return table(title, where, (state, "what happens: next"), rows)
 
 

@@ -204,7 +204,7 @@ class Resumed:
 
     def __init__(self, folder: Path) -> None:
         from cocktail_cli.host import HostSession, hosted_before
-        from cocktail_cli.host.resume_run import check_unfinished, recipe_to_resume
+        from cocktail_cli.host.host_session import check_unfinished, recipe_to_resume
         from cocktail_cli.machine import load_run
 
         record = load_run(str(folder))

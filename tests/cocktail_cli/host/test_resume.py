@@ -30,7 +30,7 @@ from cocktail_cli.host import (
     launch_run,
     run_folder,
 )
-from cocktail_cli.host.resume_run import (
+from cocktail_cli.host.host_session import (
     arguments_of,
     as_begun,
     check_corpus,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -246,16 +246,16 @@ def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus | StreamedCor
 class LaunchSettings:
     """One launch as its user asked for it."""
 
-    recipe: str | None  # None: the neutral recipe, for `model` and `data`
-    overrides: list[str]
-    data: str | None
-    model: str | None
     output_dir: Path | None
     listen: machine.ListenAddress
     local: LocalSettings
     peers: int  # to start on this machine
+    recipe: str | None = None  # None: the neutral recipe, for `model` and `data`
+    overrides: Sequence[str] = ()
+    data: str | None = None
+    model: str | None = None
     guests: int = 0  # peers from elsewhere that the first step waits for
-    run: machine.RunRecord | None = None  # to go on with: its recipe is taken, and its folder
+    run: RunRecord | None = None  # to go on with: its recipe is taken, and its folder
     fresh: bool = False
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
@@ -358,12 +358,12 @@ class HostSession:
         recipe: Recipe,
         folder: Path,
         views: list[View],
-        resumed: machine.RunRecord | None = None,
+        resumed: RunRecord | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
         self.news = SimpleQueue[events.Event]()  # from other threads
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits, and anything chosen
-        self.record: machine.RunRecord  # from `open` on
+        self.record: RunRecord  # from `open` on
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.drop_error_feedback = False
@@ -654,14 +654,12 @@ class HostSession:
         url = str(keys.url(reach.host, reach.port, name, *places))
         if old and not listen.advertise and not listen.places:
             url = url_at(old, hub.port)  # as volunteers have it, whatever this machine is called today
-        record = old or self._new_record(work, keys, name)
-        if not old:
-            record = replace(record, reach=reach.known)
-        elif url != old.url:
+        now: dict[str, Any] = {"url": url, "port": hub.port, "bind": listen.bind, "pid": os.getpid()}
+        now |= {"arguments": self.arguments, "state": "running", "planned": settings.steps}
+        now |= {"eval_loss": narrator.eval_loss, "version": __version__}
+        if old and url != old.url:
             self.show(events.Warning(f"{name} has another address than before: volunteers need the new URL"))
-        record = replace(record, url=url, port=hub.port, bind=listen.bind, arguments=self.arguments)
-        record = replace(record, pid=os.getpid(), state="running", planned=settings.steps)
-        record = replace(record, eval_loss=narrator.eval_loss, version=__version__)
+        record = replace(old, **now) if old else self._new_record(work, keys, name, reach=reach.known, **now)
         self.record = record
         machine.save_run(record)
         self.show(
@@ -697,15 +695,11 @@ class HostSession:
         place, wal = self.folder / in_folder.LEDGER, self._on_this_machine()
         return Ledger(place, run=settings.run, samples=settings.samples, wal=wal, origin=origin)
 
-    def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> machine.RunRecord:
-        """Describe a new run, but for what its hub determines."""
-        return machine.RunRecord(
+    def _new_record(self, work: RunDelegate, keys: RunKeys, name: str, **now: Any) -> RunRecord:
+        """Describe a new run; `now`: what its hub determines."""
+        return RunRecord(
             run=name,
-            url="",
             keys=asdict(keys),
-            pid=0,
-            port=0,
-            bind="",
             output_dir=str(self.folder),
             base=str(work.base.folder.absolute()),
             recipe=self.recipe.name,
@@ -717,6 +711,7 @@ class HostSession:
             licence=asdict(work.base.licence),
             prompt=self.prompt.text if self.prompt else "",
             chats=self.prompt.chat if self.prompt else None,
+            **now,
         )
 
     def door(self) -> machine.ListenAddress:

@@ -1,6 +1,6 @@
 """Recipes: schema, presets, loading, checks. Needs pydantic and YAML only."""
 
-from .document import Extend, extension_sections, is_switch, key_names, known_key
+from .document import extension_sections, is_switch, key_names, known_key
 from .loader import (
     DATA_SUFFIXES,
     NEUTRAL,

@@ -297,7 +297,9 @@ def as_json(event: Event, when: datetime | None = None) -> str:
 
 def from_json(told: Mapping[str, Any]) -> Event:
     """Rebuild an event from a parsed line of the NDJSON stream."""
-    kinds = {name_of(kind): kind for kind in Event.__subclasses__() if kind is not OfExtension}
+    kinds: dict[str, Any] = {
+        name_of(kind): kind for kind in Event.__subclasses__() if kind is not OfExtension
+    }
     if (name := told["event"]) not in kinds:
         kinds = {name_of(kind): kind for kind in events_of_extensions().values()}
     known = {field.name for field in dataclasses.fields(kinds[name])}

@@ -14,35 +14,39 @@ from transport.protocol import Event, SampleRanges, events, messages
 NUMBERS, KIND = re.compile(r"[\d.,:e+\[\] -]*\d"), 120  # of a warning; characters that tell two apart
 
 
+class Action:
+    """One thing that the shell is to do."""
+
+
 @dataclass(frozen=True)
-class Send:
+class Send(Action):
     conn: bytes
     message: messages.Message
 
 
 @dataclass(frozen=True)
-class Tell:
+class Tell(Action):
     """Yield this event to the host (the shell fills in `at`)."""
 
     event: Event
 
 
 @dataclass(frozen=True)
-class RecordStanding:
+class RecordStanding(Action):
     """Write the standing of a key into the ledger."""
 
     known: KnownPeer
 
 
 @dataclass(frozen=True)
-class RecordEvaluation:
+class RecordEvaluation(Action):
     """Write a finished evaluation into the ledger."""
 
     row: EvaluationRow
 
 
 @dataclass(frozen=True)
-class SendDurably:
+class SendDurably(Action):
     """Send this once everything requested before is in the ledger."""
 
     conn: bytes
@@ -50,7 +54,7 @@ class SendDurably:
 
 
 @dataclass(frozen=True)
-class Forget:
+class Forget(Action):
     """Drop the uploads and connections of an ended session, and strike it from the ledger."""
 
     session: str
@@ -59,7 +63,7 @@ class Forget:
 
 
 @dataclass(frozen=True)
-class GiveBack:
+class GiveBack(Action):
     """Strike a revoked lease from the ledger."""
 
     session: str
@@ -67,7 +71,7 @@ class GiveBack:
 
 
 @dataclass(frozen=True)
-class Lease:
+class Lease(Action):
     """Write the leases of a round into the ledger, with sessions that have none yet, then call
     `leased(round)`."""
 
@@ -79,7 +83,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Action):
     """One update that arrived in time, and the leases it delivers."""
 
     peer: str
@@ -92,7 +96,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Commit:
+class Commit(Action):
     """Aggregate these updates, make the round durable, then call `committed(CommitDone)` (or `failed`)."""
 
     round: int
@@ -105,7 +109,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Inherit:
+class Inherit(Action):
     """Merge a leaver's handoff before the next aggregation."""
 
     session: str
@@ -114,7 +118,7 @@ class Inherit:
 
 
 @dataclass(frozen=True)
-class Reach:
+class Reach(Action):
     """Dial the address at which a peer says that others reach it, then call `reached`."""
 
     session: str
@@ -123,14 +127,14 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class FindFingerprint:
+class FindFingerprint(Action):
     """Fold the ledger to the fingerprint of x' of `round`, then call `fingerprinted`."""
 
     round: int
 
 
 @dataclass(frozen=True)
-class RecordFingerprint:
+class RecordFingerprint(Action):
     """Write the fingerprint of x' of a round, as a replay of the ledger has told, into its row."""
 
     round: int
@@ -138,26 +142,8 @@ class RecordFingerprint:
 
 
 @dataclass(frozen=True)
-class End:
+class End(Action):
     """Serve what peers still fetch, then stop: the run is over."""
-
-
-Action = (
-    Send
-    | Tell
-    | RecordStanding
-    | RecordEvaluation
-    | SendDurably
-    | Forget
-    | GiveBack
-    | Lease
-    | Commit
-    | Inherit
-    | Reach
-    | FindFingerprint
-    | RecordFingerprint
-    | End
-)
 
 
 @dataclass(frozen=True, kw_only=True)

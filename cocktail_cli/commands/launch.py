@@ -90,7 +90,12 @@ def launch(
         verbose=verbose,
         given=given,
     )
-    with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
+    host(wanted, Display(as_json, quiet, verbose, not no_color, progress, life_line))
+
+
+def host(wanted: LaunchSettings, how: Display) -> None:
+    """Host a run to its end or pause."""
+    with open_view(how) as view:
         status = launch_run(wanted, view)
     if status:
         raise typer.Exit(status)
@@ -153,10 +158,6 @@ def resume(
     )
     isolate_model_code(local.trust_remote_code)
     wanted = LaunchSettings(
-        recipe=record.recipe,
-        overrides=[],
-        data=None,
-        model=None,
         output_dir=Path(record.output_dir),
         listen=ListenAddress(
             bind or record.bind, record.port if port is None else port, advertise, places=places_of(given)
@@ -171,7 +172,4 @@ def resume(
         verbose=verbose,
         given=given,
     )
-    with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
-        status = launch_run(wanted, view)
-    if status:
-        raise typer.Exit(status)
+    host(wanted, Display(as_json, quiet, verbose, not no_color, progress, life_line))

@@ -4,9 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import run_folder
-from .host_session import HostSession, LaunchSettings, launch_run
+from .host_session import HostSession, LaunchSettings, check_format, checked_recipe, hosted_before, launch_run
 from .local_peers import LifeLine, LocalPeers, LocalSettings, read_events, start_command
-from .resume_run import check_format, checked_recipe, hosted_before
 from .run_folder import (
     COPY_AGAIN,
     altered_base_files,

@@ -1,13 +1,19 @@
-"""One launch from the recipe to the model on disk: prepare, open the hub, follow it, hand over."""
+"""One launch from the recipe to the model on disk: prepare, open the hub, follow it, hand over.
+
+Of a resumed run, keys, name, address and port are those of run.json, so the URL that volunteers hold stays
+valid and their links reconnect by themselves; options of this machine are those of its launch. Corpus and
+base model are compared by hash with what they were: samples are known by number alone, and a number must mean
+the same row.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
 from cocktail_cli.assembly import (
+    NONE_GIVEN,
     Given,
     HostParts,
     ModelOnDisk,
     Server,
     ViewParts,
     dialled,
+    for_peers,
     hub_extensions,
     leads,
     model_here,
@@ -31,6 +39,7 @@ from cocktail_cli.assembly import (
 )
 from cocktail_cli.errors import EXIT, Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
+from cocktail_cli.machine import FORMAT, RunRecord, check_record
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp
@@ -45,21 +54,12 @@ from .local_peers import (
     LocalSettings,
     start_detached,
 )
-from .resume_run import (
-    arguments_of,
-    check_corpus,
-    check_unfinished,
-    recipe_to_resume,
-    reopened_ledger,
-    same_base,
-    url_at,
-)
-from .run_folder import check_begun_files, hashes_of
+from .run_folder import altered_base_files, check_begun_files, hashes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from recipes.config import Recipe as Resolved
+    from recipes.config import Recipe
     from recipes.data import Corpus, StreamedCorpus, TypedPrompt
     from recipes.downloads import Licence
     from recipes.models import Base
@@ -77,22 +77,185 @@ HUB_ENDS_WITHIN = 15.0  # seconds for the hub to finish downloads under way, and
 STOPS_WITHIN = 24.0  # seconds from the first signal until hub and local peers are gone
 # exit code of a run -> code of the failure
 FAILURES = {0: "no_result", 6: "rejected", 7: "no_result", 8: "out_of_memory"}
+# options that run.json remembers
+REMEMBERED = [one.name for one in fields(LocalSettings) if one.name not in ("given", "door")]
+
+
+# ---- a run that goes on ------------------------------------------------------------------------------------
+
+
+def check_unfinished(record: RunRecord) -> None:
+    """Raise Failure (output_in_use, altered) where a run cannot go on."""
+    folder = Path(record.output_dir)
+    check_record(folder)
+    check_goes_on(record)
+    in_folder.check_unlocked(folder, record)
+
+
+def check_goes_on(record: RunRecord) -> None:
+    """Raise Failure (output_in_use) where a run is over, or is in the format of another version."""
+    if record.over:
+        hint = f"its model: {record.output_dir}, or cocktail export {record.run} -o DIR"
+        raise Failure("output_in_use", f"the run {record.run} in {record.output_dir} is over", hints=(hint,))
+    check_format(record)
+
+
+def check_format(record: RunRecord) -> None:
+    """Raise Failure (output_in_use) where a run's folder is in the format of another version."""
+    if record.format == FORMAT:
+        return
+    version = record.version or "of a version that it does not name"
+    raise Failure(
+        "output_in_use",
+        f"the run {record.run} in {record.output_dir} was written by cocktail {version}, in format "
+        f"{record.format}: cocktail {__version__} goes on with runs of format {FORMAT}",
+        hints=(
+            "resume it with the version that wrote it",
+            f"its model so far: cocktail export {record.run} -o DIR",
+        ),
+    )
+
+
+def as_begun(record: RunRecord) -> Recipe:
+    """Load the run's own recipe, whose revisions are pinned to commits. Raises Failure (altered)."""
+    return in_folder.recipe_in(Path(record.output_dir), record.recipe_hash)
+
+
+def mended_files(record: RunRecord) -> tuple[str, ...]:
+    """Make anew what follows from other files of a run's folder; return a sentence for each."""
+    said = in_folder.mend_recipe(Path(record.output_dir), record.recipe_hash)
+    return (said,) if said else ()
+
+
+def recipe_to_resume(record: RunRecord) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe of a run that is to go on, and a sentence for each file that was made anew.
+
+    Raises Failure: output_in_use, altered.
+    """
+    check_goes_on(record)
+    mended = mended_files(record)  # the recipe's file may be one of them
+    return as_begun(record), mended
+
+
+def arguments_of(local: LocalSettings, peers: int) -> dict[str, Any]:
+    """Return what run.json remembers of how the run is hosted; its address is there already."""
+    added = {name: value for options in local.given.values() for name, value in options.items()}
+    return {"peers": peers, **{name: getattr(local, name) for name in REMEMBERED}, **added}
+
+
+def hosted_before(record: RunRecord, given: Given = NONE_GIVEN, **typed: Any) -> tuple[LocalSettings, int]:
+    """Return local settings and number of peers as the run was launched, but for what is typed now; of that,
+    options of extensions are `given`."""
+    known = {name: record.arguments[name] for name in ("peers", *REMEMBERED) if name in record.arguments}
+    now = {"peers": 1} | known | {name: value for name, value in typed.items() if value is not None}
+    peers = now.pop("peers")
+    return LocalSettings(**now, given=for_peers(given, record.arguments)), peers
+
+
+def url_at(record: RunRecord, port: int) -> str:
+    """Return the run's URL, with another port where the hub now listens at another one.
+
+    A URL whose port is not the hub's is that of a router, which forwards it.
+    """
+    from transport import parse_url
+
+    url = parse_url(record.url)
+    return record.url if url.port != record.port else str(replace(url, port=port))
+
+
+def same_base(record: RunRecord, recipe: Recipe, origin: Mapping[str, str]) -> Base:
+    """Find the base model the run began with. Raises Failure (model_invalid) where its files have changed.
+
+    Args:
+        origin: what its ledger says that it began with.
+    """
+    from recipes.downloads import Licence
+    from recipes.models import Base, base_manifest, cached_commit, fetch_model
+
+    folder, model = Path(record.base), recipe.model
+    if not folder.is_dir() and cached_commit(folder) is not None:  # the cache was cleared since
+        folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
+    files = base_manifest(folder, recipe.model.trust_remote_code) if folder.is_dir() else ()
+    base = Base(folder, files, Licence(**record.licence))
+    if base.digest != origin["base"]:
+        altered = folder / altered_base_files(origin, files)[0]
+        raise Failure(
+            "model_invalid",
+            f"the base model in {folder} is not the one {record.run} began with: "
+            f"{altered} is altered or gone",
+            hints=("bring back its files as they were: the ledger's packets fit that model alone",),
+        )
+    return base
+
+
+def checked_recipe(record: RunRecord) -> Recipe:
+    """Load the recipe of a run whose model is to be written, once all that it is made of was compared with
+    what the run began with and has decided: rows, recipe, tokenizer, base. Raises Failure (altered,
+    model_invalid), LedgerError."""
+    from transport import Ledger
+
+    folder = Path(record.output_dir)
+    with Ledger(folder / in_folder.LEDGER, write=False) as ledger:
+        lacking, origin = ledger.check_rows(), ledger.origin
+    if lacking and not in_folder.is_locked(folder):
+        in_folder.raise_lacking(folder, lacking)
+    recipe = in_folder.recipe_in(folder, origin["recipe"])
+    check_begun_files(folder, origin)
+    same_base(record, recipe, origin)
+    return recipe
+
+
+def reopened_ledger(record: RunRecord, wal: bool) -> Ledger:
+    """Open the ledger of a run that goes on, to write. Raises LedgerDamaged, with what is left to begin from,
+    and what else Ledger raises."""
+    from transport import Ledger
+    from transport.protocol import LedgerDamaged
+
+    folder = Path(record.output_dir)
+    try:
+        return Ledger(folder / in_folder.LEDGER, run=record.run, samples=None, wal=wal)
+    except LedgerDamaged as error:
+        raise LedgerDamaged(str(error), (*error.hints, *snapshot_hint(folder))) from None
+
+
+def snapshot_hint(folder: Path) -> tuple[str, ...]:
+    """Name the newest snapshot of a run's folder, a model to go on from where its ledger is lost."""
+    place = folder / in_folder.SNAPSHOTS
+    rounds = [int(path.name) for path in place.iterdir() if path.name.isdecimal()] if place.is_dir() else []
+    if not rounds:
+        return ()
+    newest = place / str(max(rounds))
+    return (f"without a copy: a new run can begin from {newest}, the model after {max(rounds)} rounds",)
+
+
+def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus | StreamedCorpus) -> None:
+    """Raise Failure (dataset_invalid) where the data are not those the run began with."""
+    if corpus.digest() != record.data_sha256:
+        names = ", ".join(dataset.path for dataset in (*recipe.datasets, *recipe.eval_datasets))
+        raise Failure(
+            "dataset_invalid",
+            f"the data ({names}) are not those that {record.run} began with",
+            hints=("a run counts its samples by number: bring the data back as they were, or begin anew",),
+        )
+
+
+# ---- a launch ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LaunchSettings:
     """One launch as its user asked for it."""
 
-    recipe: str | None  # None: the neutral recipe, for `model` and `data`
-    overrides: list[str]
-    data: str | None
-    model: str | None
     output_dir: Path | None
     listen: machine.ListenAddress
     local: LocalSettings
     peers: int  # to start on this machine
+    recipe: str | None = None  # None: the neutral recipe, for `model` and `data`
+    overrides: Sequence[str] = ()
+    data: str | None = None
+    model: str | None = None
     guests: int = 0  # peers from elsewhere that the first step waits for
-    run: machine.RunRecord | None = None  # to go on with: its recipe is taken, and its folder
+    run: RunRecord | None = None  # to go on with: its recipe is taken, and its folder
     fresh: bool = False
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
@@ -163,7 +326,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> int:
         return session.run(wanted.listen, wanted.local, wanted.peers, wanted.guests)
 
 
-def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, list[events.Event]]:
+def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Recipe, list[events.Event]]:
     """Return the recipe of a new run, and what its host should know before anything is prepared.
 
     Raises: the errors of recipes, for a model or data that cannot be used.
@@ -192,15 +355,15 @@ class HostSession:
 
     def __init__(
         self,
-        recipe: Resolved,
+        recipe: Recipe,
         folder: Path,
         views: list[View],
-        resumed: machine.RunRecord | None = None,
+        resumed: RunRecord | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
         self.news = SimpleQueue[events.Event]()  # from other threads
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits, and anything chosen
-        self.record: machine.RunRecord  # from `open` on
+        self.record: RunRecord  # from `open` on
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.drop_error_feedback = False
@@ -423,7 +586,7 @@ class HostSession:
         (self.folder / in_folder.RECIPE).write_text(in_folder.as_yaml(text), encoding="utf-8")
 
     def _build_corpus(
-        self, recipe: Resolved, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None
+        self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None
     ) -> Corpus | StreamedCorpus:
         from recipes.config import is_hub_id
         from recipes.data import build_corpus, count_rows, prefetch_dataset
@@ -506,14 +669,12 @@ class HostSession:
         url = str(keys.url(reach.host, reach.port, name, *places))
         if old and not listen.advertise and not listen.places:
             url = url_at(old, hub.port)  # as volunteers have it, whatever this machine is called today
-        record = old or self._new_record(work, keys, name)
-        if not old:
-            record = replace(record, reach=reach.known)
-        elif url != old.url:
+        now: dict[str, Any] = {"url": url, "port": hub.port, "bind": listen.bind, "pid": os.getpid()}
+        now |= {"arguments": self.arguments, "state": "running", "planned": settings.steps}
+        now |= {"eval_loss": narrator.eval_loss, "version": __version__}
+        if old and url != old.url:
             self.show(events.Warning(f"{name} has another address than before: volunteers need the new URL"))
-        record = replace(record, url=url, port=hub.port, bind=listen.bind, arguments=self.arguments)
-        record = replace(record, pid=os.getpid(), state="running", planned=settings.steps)
-        record = replace(record, eval_loss=narrator.eval_loss, version=__version__)
+        record = replace(old, **now) if old else self._new_record(work, keys, name, reach=reach.known, **now)
         self.record = record
         machine.save_run(record)
         self.show(
@@ -549,15 +710,11 @@ class HostSession:
         place, wal = self.folder / in_folder.LEDGER, self._on_this_machine()
         return Ledger(place, run=settings.run, samples=settings.samples, wal=wal, origin=origin)
 
-    def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> machine.RunRecord:
-        """Describe a new run, but for what its hub determines."""
-        return machine.RunRecord(
+    def _new_record(self, work: RunDelegate, keys: RunKeys, name: str, **now: Any) -> RunRecord:
+        """Describe a new run; `now`: what its hub determines."""
+        return RunRecord(
             run=name,
-            url="",
             keys=asdict(keys),
-            pid=0,
-            port=0,
-            bind="",
             output_dir=str(self.folder),
             base=str(work.base.folder.absolute()),
             recipe=self.recipe.name,
@@ -569,6 +726,7 @@ class HostSession:
             licence=asdict(work.base.licence),
             prompt=self.prompt.text if self.prompt else "",
             chats=self.prompt.chat if self.prompt else None,
+            **now,
         )
 
     def door(self) -> machine.ListenAddress:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 from cocktail_cli.assembly import events_of_extensions
 from cocktail_cli.foreign_text import one_line, paragraphs, readable
@@ -42,7 +42,12 @@ def event(kind: type[T]) -> type[T]:
 
 
 @dataclass(frozen=True)
-class OfExtension:
+class Event:
+    """An event of a run."""
+
+
+@dataclass(frozen=True)
+class OfExtension(Event):
     """An event that an extension defines."""
 
     texts: ClassVar[tuple[str, ...]] = ()  # fields whose texts have several lines
@@ -61,7 +66,7 @@ class OfExtension:
 
 
 @event
-class RunStarted:
+class RunStarted(Event):
     """The hub listens; peers can join."""
 
     run: str
@@ -80,7 +85,7 @@ class RunStarted:
 
 
 @event
-class Joined:
+class Joined(Event):
     """This machine has joined the run (emitted by `cocktail join`)."""
 
     run: str
@@ -92,7 +97,7 @@ class Joined:
 
 
 @event
-class Progressed:
+class Progressed(Event):
     """A long operation has advanced: fetching the model, catching up, exporting."""
 
     state: str
@@ -104,7 +109,7 @@ class Progressed:
 
 
 @event
-class PeerDeciding:
+class PeerDeciding(Event):
     """Somebody looks at the run and decides whether to join."""
 
     peer: str
@@ -112,20 +117,20 @@ class PeerDeciding:
 
 
 @event
-class PeerDeclined:
+class PeerDeclined(Event):
     """Somebody who was deciding went without joining."""
 
     peer: str
 
 
 @event
-class PeerJoined:
+class PeerJoined(Event):
     peer: str
     hardware: str = ""
 
 
 @event
-class Reached:
+class Reached(Event):
     """The first peer joined from another machine: the address in the URL works from there."""
 
     peer: str
@@ -133,7 +138,7 @@ class Reached:
 
 
 @event
-class PeerReady:
+class PeerReady(Event):
     """A peer holds the global model and takes part from the next round on."""
 
     peer: str
@@ -142,7 +147,7 @@ class PeerReady:
 
 
 @event
-class PeerAsks:
+class PeerAsks(Event):
     """A newcomer waits for the host's approval: `cocktail peers RUN --approve KEY`."""
 
     peer: str
@@ -151,7 +156,7 @@ class PeerAsks:
 
 
 @event
-class PeerLeft:
+class PeerLeft(Event):
     peer: str
     reason: str
     legacy_bytes: int = 0  # size of the handoff: the residual it left to the aggregators
@@ -159,7 +164,7 @@ class PeerLeft:
 
 
 @event
-class Step:
+class Step(Event):
     """A round is committed. Its `loss` is null if it has no new gradient (the drain after the last step)."""
 
     step: int
@@ -200,7 +205,7 @@ class Step:
 
 
 @event
-class Eval:
+class Eval(Event):
     """The global model was evaluated on held-out data."""
 
     step: int
@@ -211,7 +216,7 @@ class Eval:
 
 
 @event
-class Checkpoint:
+class Checkpoint(Event):
     """A snapshot of the global model is on disk, in a folder that `from_pretrained` loads."""
 
     round: int  # the snapshot is the global model before this round
@@ -223,12 +228,12 @@ class Checkpoint:
 
 
 @event
-class Warning:
+class Warning(Event):
     message: str
 
 
 @event
-class RunFinished:
+class RunFinished(Event):
     """The run is over and its model is on disk."""
 
     run: str
@@ -242,7 +247,7 @@ class RunFinished:
 
 
 @event
-class RunPaused:
+class RunPaused(Event):
     """The run is paused; `cocktail resume` continues it."""
 
     run: str
@@ -252,7 +257,7 @@ class RunPaused:
 
 
 @event
-class Left:
+class Left(Event):
     """This machine has left the run (emitted by `cocktail join`)."""
 
     run: str
@@ -271,28 +276,6 @@ def figures_of(extra: Mapping[str, Any]) -> dict[str, float]:
     """Return the further figures of an objective, by name, from the `extra` of an event: `group/name`."""
     groups = ((group, of) for group, of in extra.items() if isinstance(of, dict))
     return {name: of[name] for group, of in groups for name in of if str(name).startswith(f"{group}/")}
-
-
-Event = (
-    RunStarted
-    | Joined
-    | Progressed
-    | PeerDeciding
-    | PeerDeclined
-    | PeerJoined
-    | Reached
-    | PeerReady
-    | PeerAsks
-    | PeerLeft
-    | Step
-    | Eval
-    | Checkpoint
-    | Warning
-    | RunFinished
-    | RunPaused
-    | Left
-    | OfExtension
-)
 
 
 def name_of(kind: type[Event]) -> str:
@@ -314,7 +297,9 @@ def as_json(event: Event, when: datetime | None = None) -> str:
 
 def from_json(told: Mapping[str, Any]) -> Event:
     """Rebuild an event from a parsed line of the NDJSON stream."""
-    kinds = {name_of(kind): kind for kind in get_args(Event) if kind is not OfExtension}
+    kinds: dict[str, Any] = {
+        name_of(kind): kind for kind in Event.__subclasses__() if kind is not OfExtension
+    }
     if (name := told["event"]) not in kinds:
         kinds = {name_of(kind): kind for kind in events_of_extensions().values()}
     known = {field.name for field in dataclasses.fields(kinds[name])}

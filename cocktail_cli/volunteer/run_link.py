@@ -194,22 +194,16 @@ class RunLink:
 
     def _in_order(self, records: BinaryIO, rounds: range) -> Iterator[bytes]:
         """Yield the packets of these rounds. Raises NotServed where they are not those."""
-        expected = iter(rounds)
+        expected, named = iter(rounds), f"the packets of rounds {rounds.start}-{rounds.stop}"
         try:
             for round, packet in read_packets(records, self.bounds.packet):
                 if round != next(expected, None):
-                    raise NotServed(
-                        f"the packets of rounds {rounds.start}-{rounds.stop} have one of round {round}"
-                    )
+                    raise NotServed(f"{named} have one of round {round}")
                 yield packet
         except LedgerError as error:
-            raise NotServed(
-                f"the packets of rounds {rounds.start}-{rounds.stop} come damaged: {error}"
-            ) from error
+            raise NotServed(f"{named} come damaged: {error}") from error
         if (lacking := next(expected, None)) is not None:
-            raise NotServed(
-                f"the packets of rounds {rounds.start}-{rounds.stop} lack that of round {lacking}"
-            )
+            raise NotServed(f"{named} lack that of round {lacking}")
 
     def ready(self, round: int, fingerprint: int) -> None:
         self.link.ready(round, fingerprint, self.holds)

@@ -1,15 +1,17 @@
 """Recipes: schema, presets, loading, checks. Needs pydantic and YAML only."""
 
-from .checks import describe_keys, foreign_keys, json_schema
-from .document import Extend, extension_sections, is_switch, key_names, known_key
+from .document import extension_sections, is_switch, key_names, known_key
 from .loader import (
     DATA_SUFFIXES,
     NEUTRAL,
     Resolved,
     data_suffix,
     describe,
+    describe_keys,
+    foreign_keys,
     is_hub_id,
     is_repository_id,
+    json_schema,
     list_recipes,
     load_recipe,
     load_resolved,

@@ -25,7 +25,6 @@ from .micro_batch import (
 from .optimizers import (
     LINEAR,
     SCRATCH,
-    STATE,
     build_optimizer,
     embeddings_of,
     learning_rate,
@@ -68,5 +67,4 @@ from .types import (
     Peer,
     Round,
     StepDone,
-    Trainer,
 )

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from scripts.bench import hub
 from scripts.report import rows
 from scripts.report.rows import Row as Point
 from scripts.swarms.lab import parser
+from scripts.swarms.processes import status_bytes
 
 SIZES = (1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 PEERS = (2, 4, 8, 16, 32, 64)
@@ -54,7 +54,7 @@ def measure_peer(parameters: int) -> Point:
 
     torch.set_num_threads(1)
     warm_up_codec(Cocktail(), parameters)
-    before = 1024**2 * hub.resident(os.getpid())
+    before = status_bytes("VmRSS")
     x, generator = torch.zeros(parameters), torch.Generator().manual_seed(1)
     for start in range(0, parameters, 1 << 20):  # in pieces, for the memory
         piece = x[start : start + (1 << 20)]
@@ -69,7 +69,7 @@ def measure_peer(parameters: int) -> Point:
         worker.finish(sent.packet, sent)
         spent.append(time.process_time() - began)
         sizes.append(len(sent.packet))
-    memory = 1024**2 * hub.resident(os.getpid(), "VmHWM") - before
+    memory = status_bytes("VmHWM") - before
     return {"up": sum(sizes[1:]) / ROUNDS, "cpu_s": sum(spent[1:]) / ROUNDS, "memory": memory}
 
 

@@ -38,7 +38,7 @@ import zmq
 
 from scripts.swarms.idle_delegate import IdleDelegate
 from scripts.swarms.lab import parser
-from scripts.swarms.processes import Line, Process, program, say
+from scripts.swarms.processes import Line, Process, program, say, status_bytes
 from transport import Hub, Ledger, RunKeys, RunSettings
 from transport.hub.malloc_tuning import keep_freed_memory
 from transport.protocol import WeightedPacket
@@ -323,12 +323,6 @@ def threads(pid: int, names: dict[str, str]) -> Counter[str]:
     return spent
 
 
-def resident(pid: int, field: str = "VmRSS") -> float:
-    """Read the MB resident now (VmRSS) or at most (VmHWM)."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
 # ---- a row -------------------------------------------------------------------------------------------------
 
 
@@ -384,7 +378,7 @@ def watch(started: Sequence[Process], count: int) -> Row:
     before, parts = [cpu(Path(f"/proc/{p.pid}/stat")) for p in started], threads(hub.pid, names)
     for at in [n for n in (10, 100, 1000) if n < count] + [count]:
         last = hub.until("round", WARM + at, timeout=600)
-        grown[at] = resident(hub.pid)
+        grown[at] = status_bytes("VmRSS", hub.pid) / 2**20
     used = [cpu(Path(f"/proc/{p.pid}/stat")) - b for p, b in zip(started, before, strict=True)]
     spent = threads(hub.pid, names)
     spent.subtract(parts)
@@ -398,7 +392,7 @@ def watch(started: Sequence[Process], count: int) -> Row:
         hub_cpu=used[0] / gigabytes,
         all_cpu=sum(used) / gigabytes,
         parts=split | {"peers": 1000 * sum(used[1:]) / len(rounds)},
-        peak=resident(hub.pid, "VmHWM"),
+        peak=status_bytes("VmHWM", hub.pid) / 2**20,
         grown=grown,
         packets=sum(r["packets"] for r in rounds) / len(rounds),
     )

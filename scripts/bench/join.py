@@ -24,23 +24,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from scripts import ROOT
 from scripts.netlab import lab as netlab
 from scripts.report import rows
 from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process, wait_for
+from scripts.swarms.random_models import save_random
 
 
 def make_model(folder: Path, megabytes: float) -> None:
     """Save a GPT-NeoX of about that size in FP32, with the builtin tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
-
     width = 256
     layers = max(1, round((megabytes * 1e6 / 4 - 2 * 2048 * width) / (12 * width * width)))
     sizes = {"hidden_size": width, "intermediate_size": 4 * width, "max_position_embeddings": 128}
-    config = GPTNeoXConfig(vocab_size=2048, num_hidden_layers=layers, num_attention_heads=4, **sizes)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(ROOT / "recipes" / "builtin" / "tiny-gpt-neox").save_pretrained(folder)
+    sizes |= {"vocab_size": 2048, "num_hidden_layers": layers, "num_attention_heads": 4}
+    save_random(folder, "GPTNeoXConfig", **sizes)
 
 
 def cocktail(member: str, home: Path, *arguments: str) -> Process:

@@ -33,6 +33,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from scripts.swarms import lab
+from scripts.swarms.processes import status_bytes
+from scripts.swarms.random_models import save_random
+
 # What glibc frees in blocks of this size goes back to the system: else its heap keeps holes, here 9 % of all.
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 COMMON = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -64,17 +68,8 @@ def recipe_for(folder: Path, length: int, overrides: list[str]) -> Any:
 
 def write_model(name: str, folder: Path, device: str, words: int) -> None:
     """A model folder with random weights."""
-    import torch
-    import transformers
-
-    from recipes.models.base_model import quiet_transformers
-
-    kind, fields = MODELS[name]
-    fields = fields | ({"vocab_size": words} if name in SMALL else {})
-    torch.manual_seed(0)
-    with torch.device(device), quiet_transformers():
-        model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**fields))
-        model.save_pretrained(folder)
+    config, fields = MODELS[name]
+    save_random(folder, config, device, **fields | ({"vocab_size": words} if name in SMALL else {}))
 
 
 class Host:
@@ -90,17 +85,17 @@ class Host:
         return self.now()
 
     def now(self) -> int:
-        return kib("VmRSS") - self.files()
+        return status_bytes("VmRSS") - self.files()
 
     def files(self) -> int:
-        return kib("RssFile") - self.libraries
+        return status_bytes("RssFile") - self.libraries
 
     def begin(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
     def most(self) -> int:
         """The most since `begin`."""
-        return kib("VmHWM") - self.files()
+        return status_bytes("VmHWM") - self.files()
 
     def give_back(self, storages: Iterable[Any]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -273,14 +268,6 @@ def warm(given: argparse.Namespace, place: Path) -> None:
     warm_up_codec(compressor_of(recipe_for(place / "tiny", 8, []).compression), 1 << 30)
 
 
-def kib(what: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(what + ":"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit(f"this system does not tell {what}")
-
-
 def one(given: argparse.Namespace, name: str, answer: Connection) -> None:
     """Send the plan's bytes and the measured ones, by part, from a process of its own."""
     from recipes.planning.memory_plan import Machine, plan_memory
@@ -337,9 +324,7 @@ def table(rows: dict[str, dict[str, dict[str, int]]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = lab.parser(__doc__)
     parser.add_argument("--only", default=",".join(SMALL), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--micro-batch", type=int, default=4)

@@ -23,6 +23,7 @@ import psutil
 
 from scripts.swarms.lab import parser
 from scripts.swarms.processes import Process, say
+from scripts.swarms.random_models import save_random
 
 
 class Memory(threading.Thread):
@@ -48,21 +49,9 @@ def prepare(folder: Path, args: Namespace) -> None:
     """Save a Llama of `--hidden` and `--layers` with the builtin tokenizer, and rows of Python's own help."""
     import pydoc_data.topics
 
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
-
-    from scripts import ROOT
-
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "builtin" / "tiny-gpt-neox")
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=args.hidden,
-        intermediate_size=4 * args.hidden,
-        num_hidden_layers=args.layers,
-        num_attention_heads=args.hidden // 64,
-        max_position_embeddings=args.length,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    sizes = {"vocab_size": 320, "hidden_size": args.hidden, "intermediate_size": 4 * args.hidden}
+    sizes |= {"num_hidden_layers": args.layers, "num_attention_heads": args.hidden // 64}
+    save_random(folder / "model", "LlamaConfig", max_position_embeddings=args.length, **sizes)
     rows = [json.dumps({"text": text}) for text in pydoc_data.topics.topics.values()]
     (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
 

@@ -158,17 +158,8 @@ class Swarm:
         home = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         launch = ["launch", "smoke", "--data", str(folder / "rows.jsonl"), "max_steps=100000", "eval_steps=0"]
         launch += ["data.max_length=64", "packing=false", "swarm.peer_timeout=60", "val_set_size=0"]
-        launch += [f"global_batch_size={batch}"]
-        launch += [
-            "--no-train",
-            "--json",
-            "--bind",
-            "10.77.0.1",
-            "--port",
-            "29400",
-            "-o",
-            str(folder / "out"),
-        ]
+        launch += [f"global_batch_size={batch}", "--no-train", "--json", "-o", str(folder / "out")]
+        launch += ["--bind", "10.77.0.1", "--port", "29400"]
         self.hub = Process(
             [*on_core("hub"), *COCKTAIL, *launch],
             "hub",
@@ -443,7 +434,7 @@ def streamed(program: Sequence[str]) -> list[Line]:
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = lab.parser(__doc__)
     asked.add_argument("--only", default="", help="these kinds of faults, with commas between them")
     asked.add_argument("--quiet", type=int, default=0, metavar="ROUNDS", help="rounds without any fault")
     asked.add_argument("--batch", type=int, default=BATCH, metavar="SAMPLES", help="of a round")

@@ -16,7 +16,6 @@ is a fork of a process that has imported torch.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import ROOT
+from scripts.swarms import lab
 
 COCKTAIL = (sys.executable, "-m", "cocktail_cli")
 PEOPLE = ("events.jsonl", "metrics.jsonl", "cocktail.log", "peers/", "tracking/")  # files for people alone
@@ -181,7 +181,7 @@ def save_error_feedback(folder: Path) -> None:
     with closing(Resumed(folder)) as resumed:
         work, ledger = resumed.session.prepare(), resumed.ledger
         work.recover(ledger)
-        work.durable._save(ledger.next_round)
+        work.durable.save(ledger.next_round)
         work.close()
 
 
@@ -204,7 +204,7 @@ class Resumed:
 
     def __init__(self, folder: Path) -> None:
         from cocktail_cli.host import HostSession, hosted_before
-        from cocktail_cli.host.resume_run import check_unfinished, recipe_to_resume
+        from cocktail_cli.host.host_session import check_unfinished, recipe_to_resume
         from cocktail_cli.machine import load_run
 
         record = load_run(str(folder))
@@ -351,9 +351,7 @@ def word_of(case: Case, found: Found) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = lab.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=55)
     parser.add_argument("--flips", type=int, default=200, help="places at which each file is flipped")
     parser.add_argument("--only", nargs="*", default=(), help="these files only")

@@ -257,22 +257,16 @@ class Chaos:
         self._undone(record, child)
 
     def do_dark(self, fault: Fault, record: Record) -> None:
-        self._on_lines(fault, record, "dark")
-
-    def do_deaf(self, fault: Fault, record: Record) -> None:
-        self._on_lines(fault, record, "deaf")
-
-    def do_thin(self, fault: Fault, record: Record) -> None:
-        self._on_lines(fault, record, "thin")
-
-    def _on_lines(self, fault: Fault, record: Record, harm: str) -> None:
+        """Let a line be dark, deaf or thin for a while."""
         lines = self.swarm.links_of(fault.target)
         for line in lines:
-            getattr(line, harm)()
+            getattr(line, fault.kind)()
         self._lasts(fault.lasts)
         for line in lines:
             line.mend()
         self._undone(record, self.swarm.peers[fault.target])
+
+    do_deaf = do_thin = do_dark
 
     def do_half_open(self, fault: Fault, record: Record) -> None:
         for line in self.swarm.links_of(fault.target):

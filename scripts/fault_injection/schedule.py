@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from scripts.swarms.commands import HUB, RELAY
 
@@ -31,6 +32,8 @@ class Kind:
     hurried: int = 4  # cards in the deck of such a run
 
 
+AWAY: dict[str, Any] = {"lasts": (5.0, 5.0), "brief": (0.1, 2.5)}
+
 KINDS: dict[str, Kind] = {
     "kill": Kind("kill -9, and back under the same name", 2, pause=(0.0, 4.0), ends=True, hurried=40),
     "leave": Kind(
@@ -46,22 +49,12 @@ KINDS: dict[str, Kind] = {
         ends=True,
         brief=(0.0, 1.5),
     ),
-    "stop": Kind("SIGSTOP, then SIGCONT", lasts=(5.0, 5.0), long=60.0, brief=(0.1, 2.5), hurried=60),
+    "stop": Kind("SIGSTOP, then SIGCONT", long=60.0, hurried=60, **AWAY),
     "dark": Kind(
-        "nothing passes on its link either way, and no connection ends",
-        lasts=(5.0, 5.0),
-        long=60.0,
-        brief=(0.1, 2.5),
-        hurried=40,
+        "nothing passes on its link either way, and no connection ends", long=60.0, hurried=40, **AWAY
     ),
     "half-open": Kind("its connections are swallowed without a word; new ones pass", hurried=12),
-    "deaf": Kind(
-        "its line loses all that comes to it: one way only",
-        lasts=(5.0, 5.0),
-        long=60.0,
-        brief=(0.1, 2.5),
-        hurried=40,
-    ),
+    "deaf": Kind("its line loses all that comes to it: one way only", long=60.0, hurried=40, **AWAY),
     "thin": Kind(
         "its line has 1 Mbit/s, or a twentieth of its rate in a lab",
         lasts=(15.0, 30.0),
@@ -72,9 +65,7 @@ KINDS: dict[str, Kind] = {
     "slow": Kind("ten times slower", lasts=(15.0, 30.0), brief=(0.5, 2.0), hurried=20),
     "clock": Kind("its wall clock is wrong by hours from now on", pause=(0.0, 1.0), ends=True, hurried=1),
     "twice": Kind(
-        "another process joins under the same name, and leaves",
-        lasts=(3.0, 15.0),
-        brief=(0.5, 2.0),
+        "another process joins under the same name, and leaves", lasts=(3.0, 15.0), brief=(0.5, 2.0)
     ),
     "memory": Kind("a joiner without enough memory", target=JOINER, hurried=1),
     "disk": Kind("a joiner with a full disk", target=JOINER, hurried=1),
@@ -85,10 +76,7 @@ KINDS: dict[str, Kind] = {
         hurried=2,
     ),
     "hub-kill": Kind(
-        "kill -9 of the hub after so many seconds, then resume",
-        target=HUB,
-        pause=(0.0, 2.0),
-        hurried=1,
+        "kill -9 of the hub after so many seconds, then resume", target=HUB, pause=(0.0, 2.0), hurried=1
     ),
     "hub-kill-again": Kind(
         "kill -9 of the hub, and once more while it starts",
@@ -97,14 +85,7 @@ KINDS: dict[str, Kind] = {
         brief=(0.1, 2.0),
         hurried=1,
     ),
-    "hub-stop": Kind(
-        "SIGSTOP of the hub, then SIGCONT",
-        target=HUB,
-        lasts=(5.0, 5.0),
-        long=40.0,
-        brief=(0.1, 2.5),
-        hurried=1,
-    ),
+    "hub-stop": Kind("SIGSTOP of the hub, then SIGCONT", target=HUB, long=40.0, hurried=1, **AWAY),
     "hub-lost": Kind(
         "the hub's machine is gone, disk and all; a standby takes over",
         target=HUB,

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,9 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from scripts import ROOT
+from scripts.swarms.processes import Process, status_bytes
 
 from .hostile_members import KINDS
 
@@ -58,77 +54,42 @@ class Run:
 
     def __init__(self, folder: Path, repository: Path, peers: int) -> None:
         self.folder, self.repository = folder, repository
-        self.children: list[subprocess.Popen[bytes]] = []
-        self.crowds = 0  # that have been here
+        self.children, self.crowds = list[Process](), 0  # crowds that have been here
         opened = ("--no-train", "--bind", "127.0.0.1", "--port", "0", "-o", str(folder / "out"), "--json")
         self.hub = self.start("hub", "launch", "smoke", *RECIPE, *opened)
-        self.url = self._wait_for(r"cocktail://[^\s\"'\\]+")
-        for number in range(peers):
-            self.start(
-                f"honest-{number}", "join", "-", "-y", "--name", f"honest-{number}", "--json", said=self.url
-            )
+        self.url = self.hub.until("run_started", timeout=180.0)["url"]
+        for name in (f"honest-{number}" for number in range(peers)):
+            self.start(name, "join", "-", "-y", "--name", name, "--json", said=self.url)
 
-    def start(self, name: str, *arguments: str, said: str = "") -> subprocess.Popen[bytes]:
-        known = {
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "COCKTAIL_HOME": str(self.folder / f"home-{name}"),
-        }
+    def start(self, name: str, *arguments: str, said: str = "") -> Process:
         python = self.repository / ".venv/bin/python"
         command = [str(python if python.exists() else sys.executable), "-m", "cocktail_cli", *arguments]
-        with (self.folder / f"{name}.log").open("wb") as log:
-            child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=self.repository,
-                env=os.environ | known | {"PYTHONPATH": str(self.repository)}, start_new_session=True,
-            )  # fmt: skip
-        assert child.stdin is not None
-        child.stdin.write(said.encode() + b"\n")
-        child.stdin.close()
-        self.children.append(child)
-        return child
-
-    def _wait_for(self, pattern: str, seconds: float = 180.0) -> str:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and self.hub.poll() is None:
-            if found := re.search(pattern, self.log.read_text(errors="replace")):
-                return found[0]
-            time.sleep(0.2)
-        sys.exit(f"the run did not begin:\n{self.log.read_text(errors='replace')[-2000:]}")
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "hub.log"
+        known = {"HF_HUB_OFFLINE": "1", "COCKTAIL_HOME": str(self.folder / f"home-{name}")}
+        known["PYTHONPATH"] = str(self.repository)
+        self.children.append(Process(command, stdin=f"{said}\n", logs=self.folder / name, **known))
+        return self.children[-1]
 
     @property
     def rounds(self) -> int:
-        return self.log.read_bytes().count(b'"event": "step"')
+        return len(self.hub.heard("step"))
 
     @property
     def memory(self) -> int:
-        return int(psutil.Process(self.hub.pid).memory_info().rss)
+        return status_bytes("VmRSS", self.hub.pid)
 
     def watch(self, seconds: float) -> Figures:
         """Count rounds, and look at the hub's memory, for so long."""
         before, began, most = self.rounds, time.monotonic(), self.memory
         while time.monotonic() < began + seconds:
             time.sleep(0.25)
-            if self.hub.poll() is not None:
-                sys.exit(f"the hub ended with {self.hub.returncode}: {self.log.read_text()[-1500:]}")
+            if self.hub.ended:
+                sys.exit(f"the hub has ended; the last it said: {self.hub.said[-1:]}")
             most = max(most, self.memory)
         return Figures((self.rounds - before) / (time.monotonic() - began), self.memory, most)
 
-    def wait_for_rounds(self, count: int) -> None:
-        until = time.monotonic() + 180.0
-        while self.rounds < count:
-            if time.monotonic() > until:
-                sys.exit("the honest peers do not train")
-            time.sleep(0.2)
-
     def end(self) -> None:
         for child in reversed(self.children):
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            child.kill()
 
 
 @contextmanager
@@ -141,7 +102,7 @@ def attacked(run: Run, kind: str, members: int, seconds: float) -> Iterator[Coun
         mine = [f"127.{at // 200}.{at % 200}.{n + 1}" for n in range(ORIGINS) if n % PROCESSES == number]
         asked = {"url": run.url, "members": members // PROCESSES, "seconds": seconds, "sources": mine}
         command = [sys.executable, "-m", f"{__package__}.hostile_members", kind]
-        command.append(json.dumps(asked | {"events": str(run.log)}))
+        command.append(json.dumps(asked | {"events": str(run.folder / "hub.jsonl")}))
         attackers.append(subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT))
     try:
         yield did
@@ -177,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as there:
         run = Run(Path(there), given.repository.resolve(), peers=2)
         try:
-            run.wait_for_rounds(40)
+            run.hub.until("step", 40, 180.0)
             print(f"{'kind':20} {'rounds/s':>8} {'of idle':>8} {'MB more':>8} {'after':>6}  did", flush=True)
             alone = run.watch(8.0)
             print(f"{'alone':20} {alone.rounds:8.2f}", flush=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from scripts import ROOT
+from scripts.swarms.random_models import save_random
 
 PACKETS = 50
 FULL = 0.9  # share of the device's memory that is taken before a peer leaves
@@ -37,9 +37,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # random weights: no download
     "tiny": (
         "LlamaConfig",
         {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-         "max_position_embeddings": 512},
+         "max_position_embeddings": 512, "vocab_size": 320},
     ),
 }  # fmt: skip
+ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
 def parity(words: list[str], device: str) -> dict[str, Any]:
@@ -64,22 +65,10 @@ def parity(words: list[str], device: str) -> dict[str, Any]:
 
 def models(words: list[str], device: str) -> dict[str, Any]:
     """Write folders of models with random weights, in bfloat16, and the builtin tokenizer."""
-    import transformers
-
     folder, total = Path(words[0]), 0
-    tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "recipes" / "builtin" / "tiny-gpt-neox")
     for name in words[1:]:
-        kind, fields = MODELS[name]
-        ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-        if "vocab_size" not in fields and name == "tiny":
-            ids["vocab_size"] = len(tokenizer)
-        with torch.device(device):
-            config = getattr(transformers, kind)(**fields, **ids)
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-        total += sum(p.nbytes for p in model.parameters())
-        del model
+        config, fields = MODELS[name]
+        total += save_random(folder / name, config, device, "bfloat16", **ENDS, **fields)
     return {"models": words[1:], "gigabytes": round(total / 1e9, 2)}
 
 

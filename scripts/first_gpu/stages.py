@@ -36,12 +36,8 @@ class StudySize:
 
     def words(self) -> list[str]:
         """List the options of `bench_quality`: all-reduce and the peers' packets with each optimizer."""
-        sizes = {
-            "hidden": self.hidden,
-            "layers": self.layers,
-            "steps": self.steps,
-            "base-steps": self.base_steps,
-        }
+        sizes = {"hidden": self.hidden, "layers": self.layers, "steps": self.steps}
+        sizes["base-steps"] = self.base_steps
         ways = [way for name in self.optimizers for way in OPTIMIZERS[name]]
         cells = [setting_text(replace(way, peers=min(way.peers, 1) * self.peers)) for way in ways]
         given = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
@@ -169,14 +165,8 @@ def stages(device: str, folder: Path, scale: Scale) -> list[Stage]:
         where = ["--folder", str(folder / "study"), "--results", str(folder / "study" / "results.jsonl")]
         return [*PYTHON, "-m", "scripts.study.run", *on, "--length", str(scale.length), *size.words(), *where]
 
-    kernels = [
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "tests/compress/backends",
-        "tests/compress/test_fingerprint.py",
-    ]
+    tests = ("tests/compress/backends", "tests/compress/test_fingerprint.py")
+    kernels = ["-m", "pytest", "-p", "no:cacheprovider", *tests]
     no_compiler = {"CC": "/bin/false", "TRITON_CACHE_DIR": str(folder / "no-triton-cache")}
     swarm = ["launch", "smoke", "--peers", "2", *json_on, "--port", "0", "--bind", "127.0.0.1", "-o"]
     small, large, larger = scale.models

@@ -29,6 +29,14 @@ def say(kind: str, **what: Any) -> None:
         print(line, flush=True)
 
 
+def status_bytes(field: str, pid: int | str = "self") -> int:
+    """Read the bytes resident of a process: now (VmRSS), at most (VmHWM), or of files (RssFile)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return 1024 * int(line.split()[1])
+    raise SystemExit(f"this system does not tell {field}")
+
+
 def program(module: str, role: str, asked: Line, python: str = sys.executable) -> list[str]:
     """Build the command that runs a role of one of our modules."""
     return [python, "-m", module, role, json.dumps(asked)]

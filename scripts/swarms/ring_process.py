@@ -33,15 +33,9 @@ from recipes.config import recipe_from_json
 from recipes.data import Sample
 from recipes.models import load_trained, meta_trained_model
 from recipes.training import Peer, build_peer
-from scripts.swarms.processes import say
+from scripts.swarms.processes import say, status_bytes
 from scripts.swarms.stage_process import resident, sample_of
 from transport.protocol import CurveKeys, parse_address
-
-
-def peak() -> int:
-    """The largest number of bytes in memory since `clear`."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def clear() -> int:
@@ -96,7 +90,7 @@ def main() -> None:
         empty = clear()
         peer = build_peer(load_trained(recipe, base), recipe, 1)
         loss = exercise(peer, samples(asked))
-        say("weighed", peak=peak() - empty, parameters=peer.trainer.layout.size, loss=loss)
+        say("weighed", peak=status_bytes("VmHWM") - empty, parameters=peer.trainer.layout.size, loss=loss)
         return
     number, stages = asked["number"], len(asked["addresses"])
     if role == "head":
@@ -107,7 +101,7 @@ def main() -> None:
             peer = ring.peer(partial(load_replica, recipe=recipe, base=base), 1)
             loss = exercise(peer, samples(asked))
             share = ring.head.part.share
-            say("weighed", peak=peak() - empty, parameters=share, loss=loss)
+            say("weighed", peak=status_bytes("VmHWM") - empty, parameters=share, loss=loss)
         return
     with closing(lines_of(asked)) as lines:
         machine = StageMachine(number)
@@ -115,7 +109,7 @@ def main() -> None:
         say("ready")
         threading.Thread(target=server.run, daemon=True).start()
         sys.stdin.readline()
-        say("weighed", peak=peak() - empty, parameters=machine.part.share)
+        say("weighed", peak=status_bytes("VmHWM") - empty, parameters=machine.part.share)
         server.stop.set()
 
 

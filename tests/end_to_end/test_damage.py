@@ -10,7 +10,6 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -70,8 +69,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         work, keys = session.prepare(), RunKeys.generate()
         ledger = session._new_ledger(work, keys, settings_of(work, NAME))
         work.recover(ledger)
-        record = session._new_record(work, keys, NAME)
-        save_run(replace(record, url=str(keys.url("127.0.0.1", 29444, NAME)), bind="127.0.0.1", port=29444))
+        url = str(keys.url("127.0.0.1", 29444, NAME))
+        save_run(session._new_record(work, keys, NAME, url=url, bind="127.0.0.1", port=29444, pid=0))
         with work.model.fold(0) as found:
             *_, x = replayed(found)
         ledger.leased(0, {}, sessions=[OpenSession("s-ann", "ann", "GPU", "key-of-ann")])

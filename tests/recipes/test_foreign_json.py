@@ -272,7 +272,6 @@ UNMEASURED = {
     "cocktail_cli/ui/metrics_lines.py": "this machine's own file",
     "cocktail_cli/commands/status.py": "the last line of this machine's own file",
     "cocktail_cli/host/local_peers.py": "output of our own process",
-    "cocktail_cli/host/command_process.py": "output of our own process",
 }
 OF_EXTENSIONS = {
     "cocktail_cli/extensions/stages/lines/line_probe.py": "messages, typed",

@@ -1,7 +1,7 @@
 """Peers of a run: admission, sessions, liveness."""
 
 from .admission import KEY_TRANSITIONS, STRIKES, Admission, KeyEvent, Standing, Visitor
-from .roster import AWAKE_S, FULL, NEWCOMERS, Roster
+from .roster import AWAKE_S, FULL, Roster
 from .sessions import (
     SESSION_TRANSITIONS,
     Session,

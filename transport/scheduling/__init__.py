@@ -1,6 +1,6 @@
 """Rounds of a run: leases of samples, shares of the batch, straggler deadline, evaluations, history."""
 
-from .exchange import Exchange, RoundHistory, fitting, row_of
+from .exchange import Exchange, RoundHistory, row_of
 from .figures import RoundFigures, round_figures
 from .hub_extension import CommitSeconds, HubExtension, Lines, Sums, UnderWay, UploadKind
 from .leases import Leases, LoadBalancer

@@ -8,7 +8,6 @@ from .chunks import (
     ChunkFile,
     ChunkMap,
     ChunkSpool,
-    DiskRoom,
     FreeDisk,
     Spool,
     block_hashes,

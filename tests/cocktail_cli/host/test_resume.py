@@ -30,7 +30,7 @@ from cocktail_cli.host import (
     launch_run,
     run_folder,
 )
-from cocktail_cli.host.resume_run import (
+from cocktail_cli.host.host_session import (
     arguments_of,
     as_begun,
     check_corpus,
@@ -308,7 +308,7 @@ def test_a_run_of_another_version_is_refused_in_one_sentence_that_names_both(
     old = as_noted(tmp_path, values | noted)
     (tmp_path / "recipe.json").write_text("damaged")
     expected = f"the run amber-otter-42 in {tmp_path} was written by {named}: cocktail {__version__} goes on"
-    wanted = LaunchSettings("smoke", [], None, None, tmp_path, ListenAddress(), LocalSettings(), 0, run=old)
+    wanted = LaunchSettings(tmp_path, ListenAddress(), LocalSettings(), 0, run=old)
 
     quiet = QuietView(sys.stdout, sys.stderr)
     for act in (partial(launch_run, wanted, quiet), partial(check_unfinished, old)):

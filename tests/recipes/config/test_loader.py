@@ -21,9 +21,8 @@ from recipes.config import (
     parse_duration,
     recipe_from_json,
 )
-from recipes.config.checks import GONE_KEYS, VALUE_HINTS, foreign_keys, gone_keys
 from recipes.config.document import bare_keys, sections
-from recipes.config.loader import RecipeError, recipe_path
+from recipes.config.loader import GONE_KEYS, VALUE_HINTS, RecipeError, foreign_keys, gone_keys, recipe_path
 from recipes.errors import Problem
 
 SMALL = """\

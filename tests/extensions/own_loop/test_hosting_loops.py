@@ -1,4 +1,4 @@
-"""The host's side by its commands: launch, refuse `cocktail join`, resume after kill -9, verify the result."""
+"""The host's side by its commands: launch, refuse `cocktail join`, resume after kill -9, verify."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from torch import nn
 
 import cocktail_cli
 from cocktail_cli.assembly import recipe_type
+from cocktail_cli.extensions.own_loop.swarm import Swarm
 from recipes.config import load_recipe
 from recipes.errors import ModelError, RecipeError
 
@@ -27,29 +27,33 @@ SCRIPT = ["own_loop.script=https://example.org/train.py", f"own_loop.script_sha2
 
 @pytest.mark.slow
 @needs_fork
-def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path) -> None:
     """Its hub is killed and resumed meanwhile; the peer goes on. The result is the net that was trained, and
     `cocktail join` says how one takes part."""
-    monkeypatch.setattr("cocktail_cli.volunteer.limits.CONNECT_TIMEOUT", 30.0)
     cocktail_cli.save_base(conv_net(), tmp_path / "base")
     keys = ["max_steps=60", "global_batch_size=16", "learning_rate=1e-2", *SCRIPT]
     host = forked.start(tmp_path, *LAUNCH, "--model", str(tmp_path / "base"), *keys)
-    url, here = host.until("run_started")["url"], threading.Event()
+    url, here, go_on = host.until("run_started")["url"], threading.Event(), threading.Event()
     found: list[nn.Module] = []
 
-    def peer() -> None:
-        found.append(
-            train(url, each=lambda swarm: here.set() if swarm.last and swarm.last.round > 4 else None)
-        )
+    def wait(swarm: Swarm) -> None:
+        if swarm.last is not None and swarm.last.round > 4:
+            here.set()
+            go_on.wait(60)
 
-    thread = threading.Thread(target=peer, daemon=True)
+    thread = threading.Thread(target=lambda: found.append(train(url, each=wait)), daemon=True)
     thread.start()
     assert here.wait(60)
     refused = forked.join(tmp_path / "join", url)
     refused.wait()
-    assert f"fetch https://example.org/train.py (sha256 {'ab' * 32}), read it" in refused.said
+    (hint,) = refused.told[-1]["error"]["hints"]
+    assert (
+        hint
+        == f"fetch https://example.org/train.py (sha256 {'ab' * 32}), read it, and start it with the run URL"
+    )
     host.send(signal.SIGKILL)
     host.wait()
+    go_on.set()
     again = forked.start(tmp_path / "again", "resume", str(tmp_path / "out"), "--json")
     thread.join(90)
     again.until("run_finished")

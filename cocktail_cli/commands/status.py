@@ -85,7 +85,7 @@ def status(
     With --watch a table on a terminal; elsewhere, and with -q or --json, a line for each change.
 
     With --json one object: run, state (waiting, running, paused, finished, stopped, failed), reason (of its
-    end), term (starts of the hub; far more after another machine took over), step, max_steps, loss, eval_loss,
+    end), term (starts of the hub; far more after a takeover), step, max_steps, loss, eval_loss,
     losses and eval_losses (while it runs: pairs of step and loss, 128 at most), tokens, tokens_per_s (of the
     last rounds), samples, grad_norm, eta_s, since_s, checkpoint (round of the newest snapshot), parameters,
     local_steps, recipe_hash, reach (of a run of this machine), peers (the first by name, where they are

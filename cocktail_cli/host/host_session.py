@@ -524,7 +524,7 @@ class HostSession:
             self.show(events.Warning(warning))
         return RunDelegate(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
 
-    def _tokenized(self, data: Resolved, base: Path) -> Corpus | StreamedCorpus:
+    def _tokenized(self, data: Recipe, base: Path) -> Corpus | StreamedCorpus:
         """Build the corpus of a run's data sets; store the tokenizer and a prompt of a new run."""
         from recipes.data import typed_prompt
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, vocabulary_of

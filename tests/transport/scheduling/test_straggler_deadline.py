@@ -144,8 +144,8 @@ def test_members_that_never_deliver_take_a_twentieth_of_the_time_however_many_th
 ) -> None:
     names = [f"m{n}" for n in range(many)]
 
-    assert rounds_with(lambda number: names, 200, usual) <= 1 / (1 - SHARE) + 1e-6
-    assert rounds_with(lambda number: [f"new-{number}"], 200, usual) <= 1 / (1 - SHARE) + 1e-6
+    assert rounds_with(lambda number: names, 80, usual) <= 1 / (1 - SHARE) + 1e-6
+    assert rounds_with(lambda number: [f"new-{number}"], 80, usual) <= 1 / (1 - SHARE) + 1e-6
 
 
 def test_a_member_that_delivers_and_then_stalls_is_charged_to_the_same_account() -> None:

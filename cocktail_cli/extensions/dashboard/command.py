@@ -222,30 +222,25 @@ def page_source(runs: list[str]) -> tuple[Look, Callable[[], str]]:
     if sum(run.startswith("cocktail:") or run == "-" for run in runs) > 1:
         hint = "the others as @FILE: what is typed can be read by every user of this machine"
         raise Failure("usage", "more than one run URL on the command line", hints=(hint,))
-    names: list[str | None] = [*runs]
-    sources = [source_of(run) for run in names or [None]]
+    sources = [source_of(run) for run in runs or [the_run_going_on().run]]
     looks, (join_line, *others) = [look for look, _ in sources], [line for _, line in sources]
     if others:
         check_comparable([look().about.run for look in looks])
     return lambda: [look() for look in looks], (lambda: "") if others else join_line
 
 
-def source_of(run: str | None) -> tuple[Callable[[], RunHistory], Callable[[], str]]:
+def source_of(run: str) -> tuple[Callable[[], RunHistory], Callable[[], str]]:
     """Return a function that reads a run, and one for its join line.
 
     Raises:
         Failure: run_unknown, usage.
         RefusedByHub, Unreachable: of a run elsewhere.
     """
-    from .run_history import RunFolderReader
+    from .run_history import RemoteReader, RunFolderReader
 
-    if run is None:
-        run = the_run_going_on().run
     if run == "-" or run.startswith("@"):
         run = read_url(run).strip()  # argv can be read by every user of the machine
     if run.startswith("cocktail:"):
-        from .run_history import RemoteReader
-
         remote = RemoteReader(run)
         remote.watch()
         return remote.look, lambda: invitation(run)

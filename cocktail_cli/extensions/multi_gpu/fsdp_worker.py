@@ -168,9 +168,8 @@ class FsdpWorker:
         filled = ParameterFiller(self.model, self.layout, self.shared.global_model, self.device)
         with ExitStack() as files:
             if settings.lora is not None:
-                filled.stored = files.enter_context(
-                    closing(open_vector(Path(base), settings.model.trust_remote_code))
-                )
+                stored = open_vector(Path(base), settings.model.trust_remote_code)
+                filled.stored = files.enter_context(closing(stored))
             self.spread(filled, kind)
         self.half = half_of(settings.training, kind, self.model, self.device)
         self.scale = training.LossScale(2.0**16) if self.half == torch.float16 else training.LossScale()
@@ -283,9 +282,8 @@ class FsdpWorker:
         return {"norm": norm if self.scale.held(norm) else None}
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        training.set_learning_rate(
-            self.optimizer, rate, beta1, 1.0 if self.linear else self.noise.sums.factor
-        )
+        longer = 1.0 if self.linear else self.noise.sums.factor
+        training.set_learning_rate(self.optimizer, rate, beta1, longer)
         self.noise.observe()
         for master, parameter in zip(self.masters, self.trained(), strict=True):
             master.grad = None if parameter.grad is None else local(parameter.grad)

@@ -51,23 +51,15 @@ class Placement:
         self.machines, self.load = machines, load
         self._seconds: dict[Ring, float] = {}
         count = range(len(machines.memories))
-        a, g, rates = load.activation, load.gradient, machines.rates
-        self._edge = [
-            [max(a / rates[i][j], g / rates[j][i]) if i != j else 0.0 for j in count] for i in count
-        ]
+        a, g, rates, latencies = load.activation, load.gradient, machines.rates, machines.latencies
+        ways = [[(a / rates[i][j], g / rates[j][i]) for j in count] for i in count]  # there and back
+        self._edge = [[max(ways[i][j]) * (i != j) for j in count] for i in count]
         self._ramp = [
-            [
-                a / rates[i][j] + g / rates[j][i] + machines.latencies[i][j] + machines.latencies[j][i]
-                if i != j
-                else 0.0
-                for j in count
-            ]
+            [(sum(ways[i][j]) + latencies[i][j] + latencies[j][i] if i != j else 0.0) for j in count]
             for i in count
         ]
-        self._line = []
-        for i in count:
-            links = [rate for j in count if j != i for rate in (rates[i][j], rates[j][i])]
-            self._line.append((a + g) / max(links, default=inf))
+        links = [[rate for j in count if j != i for rate in (rates[i][j], rates[j][i])] for i in count]
+        self._line = [(a + g) / max(each, default=inf) for each in links]
 
     def seconds(self, ring: Ring) -> float:
         """Return the seconds of a step; infinite where the ring has not the memory."""

@@ -95,7 +95,7 @@ def test_the_dashboards_key_is_not_in_the_recorded_events(tmp_path: Path) -> Non
 
 def test_dashboard_without_a_name_shows_the_only_running_run(tmp_path: Path) -> None:
     with a_run(tmp_path / "out") as run:
-        _, line = source_of(None)
+        _, line = page_source([])
 
         assert line().splitlines()[-1] == f"cocktail join {run.record.url}"
 

@@ -31,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,19 @@ class Aggregating(IdleDelegate):
 
 
 def run_hub(asked: Line) -> None:
-    peers, samples = asked["peers"], 1 << 40
-    everybody = {"global_batch": peers, "min_peers": peers, "first_peers": peers}
+    """Host rounds of all peers, or of so many `members` in turns; `samples`: after which the run is over."""
+    peers, members = asked["peers"], asked.get("members", asked["peers"])
+    samples, turns = asked.get("samples", 1 << 40), list[Any]()
+    if members < peers:
+        from cocktail_cli.extensions.turns.hub import Turns
+
+        turns = [partial(Turns, places=members)]
+    everybody = {"global_batch": members, "min_peers": members, "first_peers": peers}
     most = 2 * asked["size"] + (1 << 20)
     settings = RunSettings(RUN, "{}", "00", samples, **everybody, max_update=most, linger_s=1.0)
     ledger = Ledger(Path(asked["folder"]), run=RUN, samples=samples)
     work = Aggregating(asked["size"], ledger) if asked["work"] == "owner" else IdleDelegate()
-    hub = Hub(("127.0.0.1", 0), RunKeys(**asked["keys"]), ledger, settings, work)
+    hub = Hub(("127.0.0.1", 0), RunKeys(**asked["keys"]), ledger, settings, work, turns)
     signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
     hub.start()
     say("listening", port=hub.port)
@@ -108,8 +115,8 @@ def run_hub(asked: Line) -> None:
         if isinstance(event, RoundCommitted):
             if event.round == 0:
                 say("threads", names=thread_names())
-            down = event.size * len(event.members)
-            say("round", packets=len(event.accepted), up=sum(event.packets.values()), down=down)
+            down, of = event.size * len(event.members), list(event.accepted) if turns else []
+            say("round", packets=len(event.accepted), up=sum(event.packets.values()), down=down, of=of)
         elif isinstance(event, Warned | RunEnded):
             say("told", text=str(event))
     ledger.close()

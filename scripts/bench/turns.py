@@ -11,47 +11,19 @@ packets, counted at the peers.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 
 import zmq
 
-from cocktail_cli.extensions.turns.hub import Turns
-from scripts.bench.hub import CHUNK, RUN, SAME, Peer, Wires
-from scripts.swarms.idle_delegate import IdleDelegate
+from scripts.bench.hub import CHUNK, SAME, Peer, Wires
 from scripts.swarms.lab import parser
-from scripts.swarms.processes import Line, divided, run_role, say, started
-from transport import Hub, Ledger, RunKeys, RunSettings
+from scripts.swarms.processes import Line, Process, divided, program, run_role, say, started
+from transport import RunKeys
 from transport.protocol import messages as m
-from transport.protocol.events import RoundCommitted
 from transport.protocol.message_codec import decode_to_peer
-
-
-def run_hub(asked: Line) -> None:
-    peers, members = asked["peers"], asked["members"]
-    samples = asked["rounds"] * members
-    everybody = {"global_batch": members, "min_peers": members, "first_peers": peers}
-    turns = [] if members == peers else [partial(Turns, places=members)]
-    most = 2 * asked["size"] + (1 << 20)
-    settings = RunSettings(RUN, "{}", "00", samples, **everybody, max_update=most, linger_s=1.0)
-    ledger = Ledger(Path(asked["folder"]), run=RUN, samples=samples)
-    hub = Hub(("127.0.0.1", 0), RunKeys(**asked["keys"]), ledger, settings, IdleDelegate(), turns)
-    signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
-    hub.start()
-    say("listening", port=hub.port)
-    rounds, taken = 0, Counter[str]()
-    for event in hub.events():
-        if isinstance(event, RoundCommitted):
-            rounds += 1
-            taken.update(event.accepted)
-    say("over", rounds=rounds, packets=sum(taken.values()), peers=len(taken))
-    ledger.close()
 
 
 class Member(Peer):
@@ -111,14 +83,20 @@ def run_peers(asked: Line) -> None:
 def measure(peers: int, members: int, rounds: int, size: int) -> Line:
     """Run to the end. Returns the packets' bytes up and down, and who took part."""
     with tempfile.TemporaryDirectory() as folder, started("scripts.bench.turns") as start:
-        asked = {"keys": asdict(RunKeys.generate()), "peers": peers, "members": members, "rounds": rounds}
-        asked |= {"folder": folder, "size": size}
-        hub = start("hub", **asked)
-        asked["ports"] = [hub.until("listening")["port"]]
-        mine = [start("peers", **asked, first=part.start, count=len(part)) for part in divided(peers, 2)]
-        said = [process.until("bytes", timeout=3600) for process in mine]
-        over = hub.until("over", timeout=60)
-    return over | {way: sum(one[way] for one in said) for way in ("up", "down")}
+        asked = {"keys": asdict(RunKeys.generate()), "peers": peers, "members": members, "work": "relay"}
+        asked |= {"folder": folder, "size": size, "samples": rounds * members}
+        hub = Process(program("scripts.bench.hub", "hub", asked))
+        try:
+            asked["ports"] = [hub.until("listening")["port"]]
+            mine = [start("peers", **asked, first=part.start, count=len(part)) for part in divided(peers, 2)]
+            said = [process.until("bytes", timeout=3600) for process in mine]
+            hub.end()
+        finally:
+            hub.kill()
+    told = hub.heard("round")
+    found = {"rounds": len(told), "packets": sum(row["packets"] for row in told)}
+    found["peers"] = len({peer for row in told for peer in row["of"]}) or peers
+    return found | {way: sum(one[way] for one in said) for way in ("up", "down")}
 
 
 def main() -> None:
@@ -143,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_role({"hub": run_hub, "peers": run_peers}, main)
+    run_role({"peers": run_peers}, main)

@@ -86,6 +86,7 @@ def aggregator_of(peer: PeerParts, parameters: int) -> AggregatorThread:
     from .aggregator_thread import AggregatorThread
     from .durable_shards import longest_errors, shard_backend
 
+    assert peer.server is not None, "an aggregator has a server"
     name = peer.link.name
     # another run of this name has a hub with another key
     path = path_of(peer.url.run, name).with_name(f"{name}@{short_key(peer.url.key)}")

@@ -54,7 +54,7 @@ def load_between(before: Counters, now: Counters) -> Spent:
     """Return the load between two readings."""
 
     def took(name: str) -> float:
-        return max(0.0, getattr(now, name) - getattr(before, name))
+        return max(0.0, float(getattr(now, name) - getattr(before, name)))
 
     waits = [seconds - before.waits.get(thread, 0.0) for thread, seconds in now.waits.items()]
     segments, faults = now.segments - before.segments, now.faults - before.faults
@@ -102,8 +102,8 @@ class LoadMeter:
     def since(self) -> Spent:
         """Return the load since the last call, and begin anew."""
         self._notice()
-        noticed = {"stopped": self._stopped, "gpu_wait": self._gpu_wait, "gpu_hot": self._gpu_hot}
-        before, self._before = self._before, replace(counters(), **noticed)
+        before, now = self._before, counters()
+        self._before = replace(now, stopped=self._stopped, gpu_wait=self._gpu_wait, gpu_hot=self._gpu_hot)
         return load_between(before, self._before)
 
     def _watch(self) -> None:

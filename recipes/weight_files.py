@@ -25,7 +25,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -687,8 +687,8 @@ def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
     texts = model_config_files(folder, code)
     ignored = [re.compile(each) for each in model._keys_to_ignore_on_load_unexpected or ()]
     strange = [name for name in strange if not any(each.search(name) for each in ignored)]
-    told = {"config_files": texts, "tied": tied, "strange": strange}
-    return StoredVector(layout, names, parts, buffers, opened, **told)
+    made = StoredVector(layout, names, parts, buffers, opened, config_files=texts, tied=tied)
+    return replace(made, strange=strange)
 
 
 def check_weights(folder: Path, code: bool = False) -> list[str]:

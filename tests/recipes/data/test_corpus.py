@@ -187,7 +187,7 @@ def test_special_tokens_that_come_twice_are_a_warning(corpus_of, tokenizer) -> N
 
 def test_an_empty_answer_and_texts_without_an_end_are_warnings(corpus_of, tokenizer) -> None:
     for row in ({"prompt": "a", "completion": ""}, {"instruction": "a", "output": " "}):
-        [warning] = [one for one in corpus_of([row, row]).warnings if "empty answer" in one]
+        [warning] = [one for one in corpus_of([row, row], "max_length=256").warnings if "empty answer" in one]
         assert "my.jsonl:1: an empty answer" in warning
     tokenizer.eos_token = None
     assert any("learns no end" in one for one in corpus_of([{"text": "Many words here."}]).warnings)

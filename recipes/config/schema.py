@@ -17,16 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    Strict,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from .presets import DEFAULT, PRESETS, keys_of
 
@@ -255,7 +246,7 @@ class Dataset(Section):
         {}, "our name of a column, message key or role -> theirs: {text: content}; -: drop it"
     )
     max_samples: Whole | None = key(None, "read only the first so many rows")
-    _place: str = PrivateAttr("datasets.0")  # in its recipe
+    _place: str = "datasets.0"  # in its recipe
 
     def key_path(self, name: str) -> str:
         """Dotted path of this data set's key `name`, for hints."""

@@ -436,6 +436,7 @@ def build_corpus(
     held = [reader.read(dataset) for dataset in recipe.eval_datasets]
     if recipe.data.val_set_size:
         documents, held = _split(documents, recipe.data.val_set_size, recipe.training.seed)
+    reader.warnings += rows_in_both(documents, held)
     trained = [make_samples(part, recipe.data) for part in documents]
     measured = [make_samples(part, recipe.data) for part in held]
     warnings, max_length = reader.warnings, recipe.data.max_length
@@ -463,6 +464,14 @@ def build_corpus(
 def few_rows(path: str, rows: int) -> list[str]:
     """Warn of a data set that a model learns by heart."""
     return [f"{path}: only {rows} rows: the model will learn them by heart"] if rows < FEW else []
+
+
+def rows_in_both(documents: Parts, held: Parts) -> list[str]:
+    """Warn of held-out rows that are trained as well: their loss says nothing of other rows."""
+    measured = {hash(document.tokens.tobytes()) for part in held for document in part if len(document.tokens)}
+    trained = (hash(document.tokens.tobytes()) for part in documents for document in part if measured)
+    found = len(measured.intersection(trained))
+    return [f"{found:,} of {len(measured):,} held-out rows are trained too"] if found else []
 
 
 def _stream(reader: _Reader, index: Path | None) -> StreamedCorpus:

@@ -187,10 +187,10 @@ def test_special_tokens_that_come_twice_are_a_warning(corpus_of, tokenizer) -> N
 
 def test_an_empty_answer_and_texts_without_an_end_are_warnings(corpus_of, tokenizer) -> None:
     for row in ({"prompt": "a", "completion": ""}, {"instruction": "a", "output": " "}):
-        [warning] = [one for one in corpus_of([row, row]).warnings if "empty answer" in one]
+        [warning] = [one for one in corpus_of([row, row], "max_length=256").warnings if "empty answer" in one]
         assert "my.jsonl:1: an empty answer" in warning
     tokenizer.eos_token = None
-    assert any("learns no end" in one for one in corpus_of([{"text": "ab"}]).warnings)
+    assert any("learns no end" in one for one in corpus_of([{"text": "Many words here."}]).warnings)
 
 
 def test_a_hint_names_the_data_set_that_it_is_about(corpus_of, tmp_path) -> None:
@@ -398,6 +398,18 @@ def test_held_out_rows_are_drawn_by_the_seed_and_are_in_no_training_sample(corpu
 def test_holding_out_everything_is_an_error(corpus_of) -> None:
     with pytest.raises(DataError, match="holds out all of 1 rows"):
         corpus_of([{"text": "only"}], "val_set_size=0.5")
+
+
+def test_held_out_rows_that_are_trained_too_are_counted(corpus_of, tmp_path) -> None:
+    rows = [{"text": f"Row {i}."} for i in range(30)]
+
+    def told(*overrides: str) -> list[str]:
+        return [one for one in corpus_of(rows, *overrides).warnings if "trained too" in one]
+
+    same = f"eval_datasets=[{{path: {tmp_path}/my.jsonl, split: 'train[20:]'}}]"
+    assert told(same) == ["10 of 10 held-out rows are trained too"]
+    assert told(same, "datasets.0.split=train[:21]") == ["1 of 10 held-out rows are trained too"]
+    assert told(same, "datasets.0.split=train[:20]") == told("val_set_size=5") == []
 
 
 def test_an_evaluation_set_of_its_own_is_held_out_whole(tmp_path, corpus_of, tokenizer) -> None:

@@ -268,3 +268,68 @@ def test_an_error_of_the_users_own_goes_through_and_the_peer_leaves(endless: Hos
     with pytest.raises(ZeroDivisionError):
         train(endless.url, name="dan", each=fail)
     endless.until(lambda: endless.left("dan"))
+
+
+# ---- other models ------------------------------------------------------------------------------------------
+
+
+def one_batch(model: nn.Module, batch: dict[str, torch.Tensor], url: str) -> None:
+    """Train on one batch until the run is over."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with cocktail_cli.join_with(url, model, torch.optim.AdamW(trained, lr=1.0)) as swarm:
+        while True:
+            loss = model(**batch).loss
+            loss.backward()
+            swarm.step(loss, len(batch["input_ids"]))
+
+
+def test_adapters_of_the_users_own_are_the_vector(tmp_path: Path) -> None:
+    """The frozen base is each peer's; adapters begin as those of the run, whatever was drawn here."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def adapted(seed: int) -> nn.Module:
+        torch.manual_seed(0)
+        base = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16))
+        torch.manual_seed(seed)
+        return get_peft_model(base, LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+
+    tokens = torch.arange(32).view(4, 8)
+    with hosted(tmp_path, adapted(1)) as run:
+        model = adapted(2)
+        one_batch(model, {"input_ids": tokens, "labels": tokens}, str(run.url))
+        run.wait()
+
+        assert torch.equal(flat(model), run.folded())
+        assert len(flat(model)) == 2 * 16 + 48 * 2
+        assert not torch.equal(flat(model), flat(adapted(1)))
+
+
+def test_a_small_vision_language_model(tmp_path: Path) -> None:
+    """Pictures and texts go in together; what they are is the loop's own affair."""
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sees = CLIPVisionConfig(**small | {"num_hidden_layers": 2}, image_size=8, patch_size=4, projection_dim=16)
+    reads = LlamaConfig(**small, vocab_size=64)
+    config = LlavaConfig(vision_config=sees, text_config=reads, image_token_index=63)
+
+    def made(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return LlavaForConditionalGeneration(config)
+
+    tokens = torch.tensor([[63, 63, 63, 63, 5, 6, 7], [63, 63, 63, 63, 8, 9, 1]])
+    labels = tokens.masked_fill(tokens == 63, -100)
+    batch = {"input_ids": tokens, "labels": labels, "pixel_values": torch.randn(2, 3, 8, 8)}
+    with hosted(tmp_path, made(1)) as run:
+        model = made(2)
+        one_batch(model, batch, str(run.url))
+        run.wait()
+
+        assert torch.equal(flat(model), run.folded())
+        assert not torch.equal(flat(model), flat(made(1)))

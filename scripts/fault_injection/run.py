@@ -226,7 +226,8 @@ def look_for_deaths(swarm: Swarm, chaos: Chaos, dead: set[int]) -> None:
         if not swarm.finished:
             raise Ended(f"the hub ended by itself with exit {hub.exit}: {hub.last_words()}")
     for name, child in list(swarm.peers.items()):
-        if child.alive or name in chaos.busy or id(child) in dead or child.saw_the_end or swarm.finished:
+        over = child.saw_the_end or (name in swarm.lent and child.exit == 0)  # which says so by that alone
+        if child.alive or name in chaos.busy or id(child) in dead or over or swarm.finished:
             continue
         dead.add(id(child))
         chaos.write("died", None, peer=name, exit=child.exit, said=child.last_words())

@@ -1,4 +1,4 @@
-"""What doctor asks of NVIDIA's driver and of the Hugging Face hub."""
+"""Questions to NVIDIA's driver and to the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Dense and of experts, with tied and with untied embeddings; an encoder-decoder is refused with a reason.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

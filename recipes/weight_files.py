@@ -677,9 +677,7 @@ def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
     texts = model_config_files(folder, code)
     ignored = [re.compile(each) for each in model._keys_to_ignore_on_load_unexpected or ()]
     strange = [name for name in strange if not any(each.search(name) for each in ignored)]
-    return StoredVector(
-        layout, names, parts, buffers, opened, config_files=texts, tied=tied, strange=strange
-    )
+    return StoredVector(layout, names, parts, buffers, opened, config_files=texts, tied=tied, strange=strange)
 
 
 def check_weights(folder: Path, code: bool = False) -> list[str]:

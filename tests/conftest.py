@@ -1,7 +1,5 @@
 """Rules of all tests: nothing reaches the internet, nothing writes outside its own folder."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

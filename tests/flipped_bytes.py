@@ -1,7 +1,5 @@
 """Files with one byte that is another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

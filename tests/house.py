@@ -1,7 +1,5 @@
 """Product files, which of them belong to one capability, and their lines with code: for tests of layout."""
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

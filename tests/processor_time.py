@@ -1,7 +1,5 @@
 """Processor time of a command, where the system tells it: other load stretches the clock."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

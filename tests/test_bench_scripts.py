@@ -1,7 +1,5 @@
 """bench_compress and bench_step measure what they say; and sizes are near what entropy allows."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

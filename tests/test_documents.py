@@ -1,7 +1,5 @@
 """Documents are short, name what is there, and fit a screen."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of scripts/examples are what their readers expect, and use what the command has."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

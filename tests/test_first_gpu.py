@@ -1,7 +1,5 @@
 """scripts/gpu: what has figures is not measured again, what fails is told, and no command runs for ever."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A python that is forked is what `subprocess` would have started: its child, with its files and status."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

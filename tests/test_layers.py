@@ -2,8 +2,6 @@
 once, and what a start of the command costs.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The network lab does to packets what it says; skipped, with the reason, where namespaces cannot be made."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

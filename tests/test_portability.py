@@ -1,7 +1,5 @@
 """Rooms depend on no system: what Windows lacks is guarded by a test of the platform."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

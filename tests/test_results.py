@@ -1,7 +1,5 @@
 """scripts/results and scripts/rivals: the work is the same for all, tables say only what was measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

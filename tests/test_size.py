@@ -4,8 +4,6 @@ Whoever gets more than 1 % below a ceiling lowers it here. A change that needs o
 commit, and takes something out elsewhere.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -6,8 +6,6 @@ Real processes are traced, all their threads: the hub, two peers, and a third on
 of a run that has been going for a while, are "a round".
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Words of errors: each says what to do about it, in plain words."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

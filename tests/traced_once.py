@@ -1,7 +1,5 @@
 """Micro-batches of models just alike are traced once in a process, for tests whose claim is another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

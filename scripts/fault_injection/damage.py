@@ -249,18 +249,19 @@ class Bench:
         case.do(self.folder)
 
     def resumed(self, case: Case) -> Found:
-        """Return what `resume` makes of a damage, found in a fork of this process."""
+        """Return what `resume` makes of a damage."""
         known = case.name.startswith(("ledger/", "snapshots/", *PEOPLE)) and case.variant != "finished"
         if known:
             self.prepare(case.variant)
-        self.damage(case)
-        work = partial(resume, prepared=self.prepared[case.variant] if known else None)
-        return forked(work, self.folder, self.made[case.variant])
+        return self.done(case, partial(resume, prepared=self.prepared[case.variant] if known else None))
 
     def verified(self, case: Case) -> Found:
         """Return what `verify` makes of it."""
+        return self.done(case, partial(verify, replayed=not case.name.startswith(PEOPLE)))
+
+    def done(self, case: Case, work: Callable[[Path], Found]) -> Found:
+        """Do some work on a damaged run, in a fork of this process."""
         self.damage(case)
-        work = partial(verify, replayed=not case.name.startswith(PEOPLE))
         return forked(work, self.folder, self.made[case.variant])
 
 
@@ -373,10 +374,8 @@ def main() -> None:
                 bench = Bench(asked.work / f"job-{number}", made)
                 for case in cases[number :: asked.jobs]:
                     both = bench.resumed(case), bench.verified(case)
-                    words = [word_of(case, found) for found in both]
-                    said = [line for found in both for line in found["said"]]
-                    line = [case.variant, case.name, case.how, case.bit, *words, said]
-                    out.write(json.dumps(line) + "\n")
+                    about = [case.variant, case.name, case.how, case.bit, *(word_of(case, it) for it in both)]
+                    out.write(json.dumps([*about, [line for it in both for line in it["said"]]]) + "\n")
                     out.flush()
             os._exit(0)
         workers.append((pid, path))

@@ -1,7 +1,5 @@
 """Words of somebody who wants a terminal to obey, and the measure of text that none obeys."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line without a process of its own: importing torch once is enough."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A host of the smallest base model whose hub lies where a test wants it to; see `lying_hub`."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stand-in for the client of the Hugging Face hub, as far as it pushes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace

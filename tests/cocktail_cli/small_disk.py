@@ -5,8 +5,6 @@ with small_disk(folder, megabytes=16) as disk:
     disk.fill()
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Bad input ends with its exit code and one clear error: what was met, and what to do."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

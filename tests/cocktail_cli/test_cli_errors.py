@@ -1,7 +1,5 @@
 """Every error has a code, an exit status and words; bugs alone are exit 1."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """TAB offers recipes, runs and keys, at once; and every command's help has an example."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF001 - letters of many scripts are what it is about
 
-from __future__ import annotations
-
 import ast
 import sys
 import unicodedata

@@ -1,8 +1,6 @@
 """A real disk without room, under a real launch: exit 8, the reason for everybody, and the run goes on once
 there is room. And the other ways in which an output folder cannot be had."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A page of help fits a screen: options in groups, one line each, no names of Python types."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

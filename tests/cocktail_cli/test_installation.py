@@ -1,8 +1,6 @@
 """Commands in hints install into this environment, or from where this cocktail came; they name no package of
 an index that is not ours."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Options named like keys of a recipe are the same as KEY=VALUE arguments, as users of TRL type them."""
 
-from __future__ import annotations
-
 import pytest
 from typer.main import get_command
 

@@ -1,7 +1,5 @@
 """An extension that a run may never need is imported once it is needed, at a peer and at a hub."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

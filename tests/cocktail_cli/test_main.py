@@ -1,7 +1,5 @@
 """The border of the program: what it prints survives narrow encodings and readers who go away."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """Peers that go wrong, each in its own way, in one run: it goes on, each is named with its reason, and every
 sample is counted once."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from pathlib import Path

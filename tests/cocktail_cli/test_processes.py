@@ -1,7 +1,5 @@
 """The command line with real processes: launch, look, join, leave, stop, export, generate."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

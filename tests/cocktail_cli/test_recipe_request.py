@@ -1,7 +1,5 @@
 """A command line asks for a recipe by name, or for the neutral one with a model and data of one's own."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A command, option or variable that is gone answers with its replacement, in one line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The first signal asks, the second ends; afterwards all is as it was."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A machine's own settings: below what is typed and the environment, above the defaults."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The package as users get it: not the checkout, but the source distribution, and the wheel built from it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

@@ -3,8 +3,6 @@
 A process of its own: where TRITON_INTERPRET is set, there is nothing to compile.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

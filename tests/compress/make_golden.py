@@ -4,8 +4,6 @@ same bits.
 Run it only for a new packet version: python tests/compress/make_golden.py
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

@@ -1,7 +1,5 @@
 """Bits side by side: what goes in comes out, in the order the specification says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

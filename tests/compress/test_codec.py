@@ -1,7 +1,5 @@
 """The whole mix: the laws that the algorithm rests on."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 from pathlib import Path

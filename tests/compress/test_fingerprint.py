@@ -1,7 +1,5 @@
 """The fingerprint: changes with any bit, follows updates, is the same number everywhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

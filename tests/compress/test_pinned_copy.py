@@ -1,7 +1,5 @@
 """Copies from the host to a device. To and from a GPU: tests/fake_cuda/claims_codec.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

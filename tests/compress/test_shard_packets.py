@@ -1,7 +1,5 @@
 """Shards of a vector, and the packets of all of them as one."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -3,8 +3,6 @@
 Where this file and the room disagree, the text is wrong or the room is.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,7 +1,5 @@
 """A tiny model and a few rows, for runs in this process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

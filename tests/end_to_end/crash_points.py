@@ -9,8 +9,6 @@ is what the next process finds. Writes to files are split in two, with a state i
 to its WAL is cut at several bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

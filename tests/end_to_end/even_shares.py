@@ -1,7 +1,5 @@
 """A fixture for runs whose losses are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

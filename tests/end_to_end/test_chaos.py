@@ -1,7 +1,5 @@
 """scripts/chaos in short: a run under a handful of faults keeps every promise, and a broken one is found."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """The command line as people use it: real processes, real sockets, kill -9 and Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import dataclass, field

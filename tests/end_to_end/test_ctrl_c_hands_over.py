@@ -1,7 +1,5 @@
 """A peer leaves a run that goes on, and comes back: nothing of its work is lost, nothing counts twice."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -3,8 +3,6 @@
 The short form of scripts/fault_injection/damage.py: a run of a few rounds, made by the product's own parts.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

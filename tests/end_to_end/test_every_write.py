@@ -1,8 +1,6 @@
 """kill -9 of the hub at any write: what was announced is there, no sample is lost or counted twice, and x'
 and the owner's error are what they would have been."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """scripts/fuzz in short: whatever arrives is taken and well formed, or refused by its own error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """A late joiner with a real model: by the base or by a snapshot it holds the x' of the run to the bit."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Whole runs of adapters and of models in half precision: what is exchanged, written, held is one model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A newcomer's model comes from the hub and from a peer that has it: real processes of the command line."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The hub's disk is full, at whichever write: the run stops and says why, and nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Every preset in a whole run: one model on all peers to the bit, and an owner that can be had again."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

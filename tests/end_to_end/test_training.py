@@ -1,7 +1,5 @@
 """Whole runs with real models: what the swarm computes is what Algorithm 1 says, to the bit on every peer."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A peer on the fake device, and a hub for it alone: a model of a million parameters that costs nothing."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiles device.cpp once for each version of it and each torch into the user's cache folder (some 10 s)."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

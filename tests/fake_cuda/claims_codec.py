@@ -1,7 +1,5 @@
 """The codec and the algorithm on a GPU: the right device, the bits of the host, few bytes, few waits."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fake device itself: it forgives nothing that a real one would not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import fake_cuda as fake

@@ -1,8 +1,6 @@
 """Loading, stepping, evaluating, leaving, keeping, returning on a GPU: little memory is taken, and nothing is
 lost."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path

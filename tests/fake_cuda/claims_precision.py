@@ -1,7 +1,5 @@
 """A GPU that only emulates bfloat16 computes in float16; where the recipe insists, in bfloat16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import fake_cuda as fake

@@ -1,7 +1,5 @@
 """A peer on two GPUs is to itself what a peer on one is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial

@@ -1,7 +1,5 @@
 """Helpers of other folders that the claims about a device use, and a device without a race behind it."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

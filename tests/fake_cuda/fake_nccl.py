@@ -1,7 +1,5 @@
 """Stands in for NCCL between the fake devices of two processes: gloo, through the memory of the host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any

@@ -3,8 +3,6 @@
 A launch raises unless the thread's current device owns every pointer. Import this behind fake_cuda.
 """
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Every claim about a GPU (claims_*.py, and the tests of the kernels), in a process that has a fake one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Targets of compress and recipes: packets, residual handoffs, leases, recipes, weights, peer checkpoints."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -4,8 +4,6 @@ The hub and the peer are real; their wires, ledger and other threads are replace
 function of its bytes.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """Fixtures of the room: rows as a corpus, a recipe's text as a file, tiny models as folders."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

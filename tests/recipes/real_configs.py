@@ -4,8 +4,6 @@ Written down from the models' papers and cards; COUNTS is what their cards say o
 number here does not go unseen.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """JSON of others is measured before it is parsed, and whatever is wrong with it is one sentence."""
 
-from __future__ import annotations
-
 import ast
 import json
 import struct

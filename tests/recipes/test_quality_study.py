@@ -1,7 +1,5 @@
 """scripts/bench_quality: its cells are what they say, and its search ends at the best rate of the grid."""
 
-from __future__ import annotations
-
 from argparse import ArgumentTypeError
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model classes of the shipped recipes, and some beside, at sizes at which a test costs nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

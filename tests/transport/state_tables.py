@@ -1,7 +1,5 @@
 """Write the state tables of the protocol into PROTOCOL.md: `python tests/transport/state_tables.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

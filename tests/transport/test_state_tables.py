@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from state_tables import ROOT, tables, with_tables
 
 

@@ -1,7 +1,5 @@
 """An extension for tests: peers say how they are, the hub repeats it, and who is unwell gets no lease."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

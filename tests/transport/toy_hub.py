@@ -3,8 +3,6 @@
 Prints the port, then the number of each round once it is announced. No torch: it starts in 0.3 s.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ it holds.
 With it a test can say what a peer did, and a ledger can be checked against what was really trained.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Commands from the outside: what is wrong is one clear error with its exit code, and no traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

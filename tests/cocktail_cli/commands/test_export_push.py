@@ -1,8 +1,6 @@
 """`cocktail export` with its options, `generate` from what it writes, and what goes to the hub, whose client
 is a stand-in."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

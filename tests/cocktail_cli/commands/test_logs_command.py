@@ -1,7 +1,5 @@
 """`cocktail logs`: the last lines of a run or of its local peer, and the new ones until it is over."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The host's commands about who is in a run, against a hub on the loopback."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`cocktail preview`: what a model would be trained on, to the eye and for programs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

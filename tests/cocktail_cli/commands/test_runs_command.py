@@ -1,7 +1,5 @@
 """`cocktail runs`: every run of this machine, with how far it came, and without its secrets."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """`cocktail status`: one screen, all of each peer, and again and again until the run is over."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

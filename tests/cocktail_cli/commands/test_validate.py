@@ -1,7 +1,5 @@
 """`cocktail validate`: what is wrong is told before a run, with the exit status a launch would have."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that a run began with are what they were, or named."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

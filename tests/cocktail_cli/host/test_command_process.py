@@ -1,7 +1,5 @@
 """A command in a process of its own is ours, whatever lies in the working folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

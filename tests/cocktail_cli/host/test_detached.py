@@ -1,7 +1,5 @@
 """A run that goes on by itself (`--detach`), one beside another (`--fresh`), one that is paused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

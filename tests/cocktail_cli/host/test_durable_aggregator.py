@@ -1,7 +1,5 @@
 """The hub's error feedback survives a kill at any step of a round."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A host passes neither the files of a gated base on nor snapshots that contain its weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

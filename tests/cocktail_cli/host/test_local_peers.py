@@ -1,7 +1,5 @@
 """Local peers: where they run, what they said last, and that they do not outlive their launcher."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The hub's events become what users read: honest ratios, sums over the run, no tricks from strangers."""
 
-from __future__ import annotations
-
 import pytest
 
 from cocktail_cli.host.narrator import Narrator

@@ -1,7 +1,5 @@
 """A run goes on after its hub was killed: `cocktail resume`."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A standby traces the model and hashes the data once: opening the hub does neither again."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

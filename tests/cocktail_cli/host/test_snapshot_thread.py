@@ -1,7 +1,5 @@
 """Snapshots beside a run: made when due, checked, offered, served, and never in the way of the training."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import queue

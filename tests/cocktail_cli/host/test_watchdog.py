@@ -1,7 +1,5 @@
 """`logging.loss_watchdog_threshold`: a run that has diverged is ended, and not for one bad round."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The file system of a folder is that of the innermost mount above it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

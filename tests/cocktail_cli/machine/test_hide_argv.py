@@ -1,7 +1,5 @@
 """Other users of a machine see no secret of a command that was given a run's URL."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The key pair by which runs know this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

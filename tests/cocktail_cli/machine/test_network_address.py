@@ -1,7 +1,5 @@
 """The address in the run URL: what was asked for, else what can be known without asking anybody."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

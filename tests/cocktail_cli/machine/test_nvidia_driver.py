@@ -1,7 +1,5 @@
 """A machine without NVIDIA's driver is one without its GPUs: every question has an answer."""
 
-from __future__ import annotations
-
 import pytest
 
 from cocktail_cli.machine import nvml

@@ -1,7 +1,5 @@
 """`--trust-remote-code`: code that comes with a model runs on a machine only where its owner says so."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The registry of runs: found by name or folder, private, and never in the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Rates as people write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

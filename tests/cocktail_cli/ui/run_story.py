@@ -1,7 +1,5 @@
 """Events of a short run, for tests of what shows a run."""
 
-from __future__ import annotations
-
 from cocktail_cli.ui import RunStarted, Warning
 from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, RunFinished, Step
 

@@ -1,7 +1,5 @@
 """Users see the run URL alone on stdout, lines without a terminal, a table on one."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Hostile text in every field of every event and error, through every view: no terminal obeys any of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

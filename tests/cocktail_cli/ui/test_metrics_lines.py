@@ -1,7 +1,5 @@
 """metrics.jsonl: a line for each committed round, once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Progress is told twice a second at most, with its pace and the time that is left."""
 
-from __future__ import annotations
-
 import pytest
 
 from cocktail_cli.ui import Progressed, ProgressMeter

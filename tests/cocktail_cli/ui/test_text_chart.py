@@ -1,7 +1,5 @@
 """A chart in characters stays in its box, falls where its values do, and tells its values on its axes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`--json` is an interface: one line an event, versioned, with names that do not change."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The base model from a stranger's hub: names checked, contents checked, nothing fetched twice."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sqlite3

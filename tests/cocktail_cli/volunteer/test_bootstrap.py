@@ -1,7 +1,5 @@
 """Imports of a joiner while its weights come, and its words when it is back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -2,8 +2,6 @@
 useless.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,7 +1,5 @@
 """A volunteer is asked first, and told what is trained, on what, for how long, at what cost."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

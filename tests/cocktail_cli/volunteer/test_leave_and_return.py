@@ -1,7 +1,5 @@
 """A volunteer presses Ctrl-C and comes back: what it hands over, keeps, finds again. Real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

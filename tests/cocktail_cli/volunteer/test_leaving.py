@@ -2,8 +2,6 @@
 order, with the exit status that says which it was.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

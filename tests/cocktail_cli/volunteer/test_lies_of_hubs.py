@@ -2,8 +2,6 @@
 volunteer's memory stays that of an honest join.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A volunteer meets a host that lies: it ends with the host's fault, in a sentence, whatever it was sent."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

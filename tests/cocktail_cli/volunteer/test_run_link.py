@@ -1,7 +1,5 @@
 """A volunteer knows the size of a run's objects before it asks for them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import BinaryIO

@@ -1,7 +1,5 @@
 """Requirements are checked before anything is fetched; an unknown value is held against nobody."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

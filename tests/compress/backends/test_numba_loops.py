@@ -1,7 +1,5 @@
 """The compiled loops against NumPy's: the same bytes, whatever the data."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

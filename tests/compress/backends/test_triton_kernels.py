@@ -3,8 +3,6 @@
 On a real GPU the same tests run on its tensors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

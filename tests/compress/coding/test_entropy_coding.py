@@ -1,7 +1,5 @@
 """Sections: the smaller form is chosen, the way back gives the bytes, and a lie allocates nothing."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import lz4.block

@@ -1,7 +1,5 @@
 """Positions: each way to say them comes back, the smallest is chosen, and nonsense is refused."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A packet in pieces is the packet as a whole: the same bits, the same refusals, in bounded memory."""
 
-from __future__ import annotations
-
 import base64
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """Packets: the bytes of the specification, and nothing else gets in."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct

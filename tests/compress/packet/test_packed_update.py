@@ -1,7 +1,5 @@
 """Packets kept for their sum: what they add is what the decoded update adds, to the bit."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

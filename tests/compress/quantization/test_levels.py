@@ -1,7 +1,5 @@
 """Fitted levels: never worse than a grid, cheap where that is asked, exact where few values exist."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Codes and back: exact arithmetic, bounded error, unbiased where it says so, any magnitude."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

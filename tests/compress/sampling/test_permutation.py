@@ -1,7 +1,5 @@
 """The order of the units: a bijection that any platform computes alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given, settings

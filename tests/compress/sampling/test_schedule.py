@@ -1,7 +1,5 @@
 """A round visits as much as p says, the same on every peer, and everything exactly once an epoch."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Top-K: the right ones, the right number of them, whatever the vector looks like."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Targets of aggregators: an aggregator's server, and what aggregators and their hub say to each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The objects of aggregators, asked by members and by others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hub that lies to aggregators and members about sizes: nothing is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever happens to a swarm whose peers own shards, no round waits for ever and each sample counts once."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """Its section of a recipe, and what follows from it before a run."""
 
-from __future__ import annotations
-
 import pytest
 
 from cocktail_cli.assembly import dialled, recipe_type, used

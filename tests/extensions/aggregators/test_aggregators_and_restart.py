@@ -1,7 +1,5 @@
 """A hub killed while peers aggregate shards finds the aggregators again, with their error feedback."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

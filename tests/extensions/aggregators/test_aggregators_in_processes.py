@@ -1,8 +1,6 @@
 """Peers that own shards, each a process with a door: one is killed and comes back, one leaves, and the hub is
 killed."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packets of some shards together are that of all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_aggregator import MIX, SEED, N, updates_of, workers

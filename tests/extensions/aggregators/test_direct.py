@@ -1,7 +1,5 @@
 """Peers that own shards and reach each other, on real sockets: what each of them sends and receives."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The error feedback of a peer's shards survives a kill at any step of a round."""
 
-from __future__ import annotations
-
 from errno import ENOSPC
 from os import strerror
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The hub's error feedback survives a kill while shards come and go."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

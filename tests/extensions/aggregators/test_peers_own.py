@@ -1,7 +1,5 @@
 """Peers that own shards, with the real algorithm: the same model as with one owner, and nothing is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shards are placed by the links between peers as well as brute force could."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """An aggregator's server and the links to it, on the loopback."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Peers that aggregate shards, over a whole hub without sockets: each update is in the run once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

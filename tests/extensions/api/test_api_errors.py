@@ -1,7 +1,5 @@
 """Failures of commands as the public exceptions of the Python API."""
 
-from __future__ import annotations
-
 import traceback
 
 import pytest

@@ -1,7 +1,5 @@
 """Callbacks are called as transformers calls them, from a run's events."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

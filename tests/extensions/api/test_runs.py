@@ -1,7 +1,5 @@
 """`cocktail_cli.launch` and `join`: the words of the command line, and the ends that a run may have."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

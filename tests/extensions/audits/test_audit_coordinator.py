@@ -1,7 +1,5 @@
 """Audits in a real hub: what reports must have, what a refused peer reads, and any history of misfortunes."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

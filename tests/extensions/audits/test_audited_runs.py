@@ -1,7 +1,5 @@
 """Peers that audit each other's gradients, in whole runs with real models."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

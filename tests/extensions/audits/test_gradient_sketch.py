@@ -1,7 +1,5 @@
 """Gradient sketches: near for the same gradient, far for another, whatever micro-batch and precision."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A volunteer's machine takes part by hours, heat and who else uses its GPU; it leaves and comes back."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

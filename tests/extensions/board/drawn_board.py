@@ -1,7 +1,5 @@
 """The board as lines of text, drawn as in a terminal."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console, RenderableType

@@ -1,8 +1,6 @@
 """The board says how things are: figures, who is in the run and who is not, and the loss curve in the
 room that its terminal leaves."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """On a terminal a table is redrawn in place, whatever becomes of it, and what others write is above."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """A run's folder as a launch leaves it, in milliseconds: a ledger, a diary, run.json and a recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """A headless Chromium, driven through chromedriver by WebDriver: HTTP and JSON, no library."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """A page served by a thread of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`cocktail dashboard` from the outside, and the page that a launch starts."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

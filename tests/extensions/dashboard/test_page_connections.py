@@ -1,7 +1,5 @@
 """A page answers whoever asks, whatever others hold open; and it holds nothing open for long."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import threading

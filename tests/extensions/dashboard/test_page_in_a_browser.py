@@ -1,7 +1,5 @@
 """The page and the report as a real browser shows them: live, by keyboard, on a phone, without a network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A run that lies elsewhere: what its hub answers, again and again, becomes a chronicle."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

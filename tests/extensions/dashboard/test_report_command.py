@@ -1,7 +1,5 @@
 """The report: one file that says what became of a run, to anybody, and gives nothing away."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

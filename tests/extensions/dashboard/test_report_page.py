@@ -1,7 +1,5 @@
 """The document of a page: curves as columns, texts made safe, and of compared runs only what differs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A run's folder as a history: rounds from the ledger, details from events.jsonl, each of them once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

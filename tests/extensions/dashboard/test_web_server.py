@@ -1,7 +1,5 @@
 """The page over HTTP: who is shown what, and what nobody is shown."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence

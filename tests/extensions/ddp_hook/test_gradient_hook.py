@@ -1,7 +1,5 @@
 """A hook of DistributedDataParallel: what it leaves out comes later, and all ranks have the same bits."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Callable

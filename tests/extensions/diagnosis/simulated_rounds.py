@@ -1,7 +1,5 @@
 """Rounds of a swarm as its hub sees them: a clock of floats, lognormal noise, real shares of the batch."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The diagnosis in a hub: what it makes of reports, lines and its own disk, and what it tells of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A process notices what keeps it from running: these are real processes, stopped and crowded out."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

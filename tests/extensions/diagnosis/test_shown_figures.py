@@ -1,7 +1,5 @@
 """People and programs see the diagnosis of an honest hub; that of another is cut or refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

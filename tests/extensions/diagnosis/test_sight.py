@@ -1,7 +1,5 @@
 """A hub tells by the bytes of its connections what keeps a peer that a round has gone on without."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A peer that lengthens rounds is named with its cause; without a fault nobody is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

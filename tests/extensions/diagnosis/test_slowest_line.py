@@ -1,7 +1,5 @@
 """The line that bounds recent rounds is named: the compute, the hub's, or a peer's, up or down."""
 
-from __future__ import annotations
-
 import pytest
 
 from cocktail_cli.extensions.diagnosis.bodies import Spent

@@ -1,7 +1,5 @@
 """A peer's part of the diagnosis: what it says with its next report."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`cocktail doctor`: a line for each thing that can be wrong, with its fix, whatever else breaks."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Preference pairs: what is read of a row, what is refused with file and line, what is cut or left out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

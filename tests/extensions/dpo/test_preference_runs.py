@@ -1,7 +1,5 @@
 """Whole runs on preference pairs: what is averaged, what ranks compute, what a plan counts."""
 
-from __future__ import annotations
-
 import json
 from math import log
 from pathlib import Path

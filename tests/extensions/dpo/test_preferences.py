@@ -1,7 +1,5 @@
 """Direct preference optimization: TRL's DPOTrainer is the reference, on the same rows and adapters."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib.metadata import version

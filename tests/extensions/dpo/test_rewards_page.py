@@ -1,7 +1,5 @@
 """Rewards of preference pairs where users see them: metrics, sentences, the page of a run, `preview`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`--gpus`: which devices, and what becomes of the processes that share a peer when one of them is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

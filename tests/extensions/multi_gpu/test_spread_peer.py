@@ -1,7 +1,5 @@
 """A peer that is spread over two processes: to itself what one process would be, to the run one peer."""
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Newcomers fetch files from the hub and from peers that have them: real hub and servers, over queues."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Peers that pass a run's packets on, over a whole hub in memory: bytes, agreement, and helpers that fail."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

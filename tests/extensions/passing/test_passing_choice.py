@@ -1,7 +1,5 @@
 """Packets are passed on where that is measured to be faster, and the choice does not swing."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The roles of peers that pass packets on, and how one loses its role; a lone accuser only harms itself."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from toy_passing import SIZE, passing_settings

@@ -1,7 +1,5 @@
 """Its section of a recipe, which may be absent; and what follows from it before a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from test_join_prompt import asked, bullet

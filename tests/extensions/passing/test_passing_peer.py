@@ -1,7 +1,5 @@
 """A hub says whatever it likes to a peer's half, whose memory is bounded."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import msgspec

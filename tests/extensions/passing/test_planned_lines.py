@@ -1,7 +1,5 @@
 """`cocktail plan` of a run whose peers pass packets on."""
 
-from __future__ import annotations
-
 import json
 
 from in_this_process import Run

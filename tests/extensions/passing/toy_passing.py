@@ -1,7 +1,5 @@
 """The toy of toy_swarm.py with packets of 1 MiB, which reachable peers pass on."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`cocktail plan`: what it adds up is what it says, and its one hint is a change that helps."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A real run's folder, made by the product's own parts: whatever is altered in it is found and named."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable

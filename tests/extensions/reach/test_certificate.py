@@ -1,7 +1,5 @@
 """The certificate of `cocktail relay --tls-cert`: read at the start, and again when it was renewed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each step of a route fails with its own layer, in bounded time, whatever answers there."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

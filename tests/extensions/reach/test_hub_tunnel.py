@@ -1,7 +1,5 @@
 """Relays that lie, and lines that tamper: what a hub and its peers make of them."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A wire in a thread of its own beside an asyncio loop."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

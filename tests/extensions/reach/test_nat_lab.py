@@ -1,7 +1,5 @@
 """Two NATs and a relay, emulated with namespaces; scripts/netlab/through_relay.py measures more of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The words to proxies, against plain parsers of both protocols, whole and in pieces."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import ipaddress

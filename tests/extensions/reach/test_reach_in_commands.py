@@ -1,7 +1,5 @@
 """The commands `launch`, `relay`, `join` and `doctor` say what they know of relays and proxies."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Joins through proxies that others wrote: squid, tinyproxy and microsocks, where they are installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

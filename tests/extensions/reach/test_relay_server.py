@@ -1,7 +1,5 @@
 """A relay on the loopback, with real hubs and peers: what it carries, and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """A run through `cocktail relay`, with real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import closing

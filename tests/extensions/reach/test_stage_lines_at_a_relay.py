@@ -1,7 +1,5 @@
 """A line of stages between two machines that nobody can dial."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from queue import SimpleQueue
 

@@ -1,7 +1,5 @@
 """Several machines are one peer: real processes of the command line, one of them killed with -9."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """A box that inspects TLS: it has a certificate for every name, and reads and alters what TLS would hide."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A WebSocket over TLS, both ends in memory: bytes in order, bounds, and what others say to a relay."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import struct

@@ -1,7 +1,5 @@
 """A firewall that lets only TLS out, and streams in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

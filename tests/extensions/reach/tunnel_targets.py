@@ -3,8 +3,6 @@
 TLS is not among them: OpenSSL reads it. The parsers are real, their streams are bytes in memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 from random import Random
 

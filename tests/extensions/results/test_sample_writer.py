@@ -1,7 +1,5 @@
 """Prompts are beginnings of held-out texts: the data's own prompt, or the first tokens of plain text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Samples of a run's models, and the finished one pushed to the hub, whose client is a stand-in."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Both ends of a line remember the same, whatever happens on it; few bits carry an activation."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

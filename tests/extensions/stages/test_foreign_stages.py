@@ -1,7 +1,5 @@
 """Others' words about stages: hostile bytes are refused, hostile texts are safe to show."""
 
-from __future__ import annotations
-
 import pytest
 from hostile_words import HOSTILE as WORDS
 from hostile_words import safe, texts_in

@@ -1,7 +1,5 @@
 """The partition of layers is the best there is."""
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement, pairwise
 
 import pytest

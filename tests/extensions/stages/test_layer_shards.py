@@ -1,7 +1,5 @@
 """Shards cut at layers: every stage of every partition is whole shards."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from itertools import combinations_with_replacement
 

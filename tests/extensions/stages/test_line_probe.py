@@ -1,7 +1,5 @@
 """The rate of a line is measured over the encrypted link, in few bytes, and for nobody but those named."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import closing

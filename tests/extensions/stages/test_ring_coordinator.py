@@ -1,7 +1,5 @@
 """Lent machines at a hub: the real state machines of the hub and of peers, every message as it is sent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from hashlib import sha256
 

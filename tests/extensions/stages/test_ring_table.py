@@ -1,7 +1,5 @@
 """Rings of lent machines: nobody is in two, each has all layers within its memory, the lost are replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations, count, pairwise
 from math import inf

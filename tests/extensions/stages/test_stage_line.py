@@ -1,7 +1,5 @@
 """Messages between stages come once, whole and in order, whatever happens to frames, connections and ends."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

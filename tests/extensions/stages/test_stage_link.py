@@ -1,7 +1,5 @@
 """Stages send each other messages over real sockets, and notice a neighbour that is gone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace

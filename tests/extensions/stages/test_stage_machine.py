@@ -1,7 +1,5 @@
 """A machine of a replica: what it is without its part, what it refuses, and how the head reads its errors."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Sequence

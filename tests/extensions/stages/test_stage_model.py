@@ -1,7 +1,5 @@
 """Stages compute what the whole model does, hold their share of it, and are ranges of its vector."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

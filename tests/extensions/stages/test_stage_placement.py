@@ -1,7 +1,5 @@
 """The placement of stages is near the best there is, and changes little when a machine goes."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import permutations
 from math import inf

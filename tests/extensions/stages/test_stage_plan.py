@@ -1,7 +1,5 @@
 """The plan of a replica's machines, beside that of one machine and beside what stages are."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 

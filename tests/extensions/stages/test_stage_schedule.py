@@ -1,7 +1,5 @@
 """The order of a stage's work: nothing twice or early, no more held than allowed, no bubble but the ramp."""
 
-from __future__ import annotations
-
 import heapq
 
 import pytest

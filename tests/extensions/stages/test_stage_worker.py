@@ -1,7 +1,5 @@
 """A ring of real stages has the whole model's gradient, whatever happens to its messages."""
 
-from __future__ import annotations
-
 import contextlib
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Replicas of several machines in a real run: to the hub each is one peer, to the model a whole one."""
 
-from __future__ import annotations
-
 import json
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Stages in a run, from its recipe on: what is written into it, and what its hub makes of machines."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

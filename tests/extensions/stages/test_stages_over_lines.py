@@ -1,7 +1,5 @@
 """Real stages over real sockets compute what they do in one process, to the bit, however their lines fare."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

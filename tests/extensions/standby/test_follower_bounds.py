@@ -1,7 +1,5 @@
 """A hub that lies to its standby about sizes: nothing is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A copy of a ledger, as a standby has it: the hub's history to the bit, or refused."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A real hub, real peers and a real standby over sockets: the run goes on with the standby's copy."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

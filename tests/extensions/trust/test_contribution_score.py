@@ -1,7 +1,5 @@
 """The contribution score finds peers that do harm, weighs useless ones less, and measures the loss."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A peer that lies in the numbers of its packets, in a whole run whose owner probes."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The section of trust in a recipe."""
 
-from __future__ import annotations
-
 import pytest
 
 from cocktail_cli.assembly import recipe_type

@@ -1,7 +1,5 @@
 """Line 3 of Algorithm 2 for the packets of a vector of one shard."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from recipes.algorithm import AggregateStep, WeightedPackets

@@ -1,7 +1,5 @@
 """A vector in shards: what one packet says of each, and what becomes of a shard that does not move."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

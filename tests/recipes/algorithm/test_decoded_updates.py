@@ -1,7 +1,5 @@
 """Packets that are opened as they arrive: the sum is that of opening them one after another at the close."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """A leaver's residual in the aggregator's hands: nothing of the swarm's mean is lost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

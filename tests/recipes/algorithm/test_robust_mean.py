@@ -1,7 +1,5 @@
 """Bounds on what liars do to the aggregate of a round, and on what its defence costs honest peers."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Sequence
 

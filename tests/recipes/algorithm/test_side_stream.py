@@ -1,7 +1,5 @@
 """A stream beside the compute's. What it orders on a GPU: tests/fake_cuda/claims_codec.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Algorithms 1 and 2 against a dense float64 reference written from the paper, and the laws they keep."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every shipped recipe on its model's own class, at a tiny size, with rows as its data sets have them."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Recipes: what is accepted, what is refused, and how that is said."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Overrides of a recipe, the hash of a recipe, and values derived from it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The neutral recipe takes name and description from the model and data of its user."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

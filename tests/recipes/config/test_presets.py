@@ -1,7 +1,5 @@
 """The family: each preset is tested for what its paper defines it by, on vectors and without a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A recipe at an https address: read as one in a file, but it may name nothing on this machine."""
 
-from __future__ import annotations
-
 import urllib.error
 from pathlib import Path
 

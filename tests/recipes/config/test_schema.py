@@ -1,7 +1,5 @@
 """A recipe's canonical text has every key, and the recipe is read back from it."""
 
-from __future__ import annotations
-
 import json
 
 from recipes.config import Recipe, load_recipe, recipe_from_json

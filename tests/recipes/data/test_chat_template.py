@@ -3,8 +3,6 @@
 TRL is the reference: `SFTTrainer` prepares the same rows with the same tokenizer, as a user of it would see.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Conversations reach the template whole, and whatever is wrong with one is told with file and line."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The corpus: what becomes a sample, what of it is trained, in which order it is seen, and how it travels."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A user is told to type a message of the held-out conversations, or the beginning of a text."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

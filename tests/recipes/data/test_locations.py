@@ -1,7 +1,5 @@
 """Rows are read from files, folders, the web, saved data sets and the hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """Users' files and folders give the rows of a plain reader, or an error that names file and line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Packed documents: none is lost, and to the model each is alone."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

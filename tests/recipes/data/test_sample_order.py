@@ -1,7 +1,5 @@
 """The order of a run: a function of the position, and of nothing else."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

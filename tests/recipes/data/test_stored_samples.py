@@ -1,7 +1,5 @@
 """Samples in a file are those that were packed, bit for bit, and a lie in it is found."""
 
-from __future__ import annotations
-
 import io
 import struct
 import tracemalloc

@@ -2,8 +2,6 @@
 they are asked for.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The real client of the hub, and a hub on the loopback: fetching, what a no becomes, pushing."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Iterator

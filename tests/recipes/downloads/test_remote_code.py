@@ -1,7 +1,5 @@
 """Models that come with Python code: it runs where the recipe says so, and is then part of the base."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

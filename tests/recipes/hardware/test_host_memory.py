@@ -1,7 +1,5 @@
 """Memory and cores are what this process can have, by folders as Docker, Kubernetes and Slurm make them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

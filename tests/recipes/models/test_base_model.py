@@ -1,7 +1,5 @@
 """The folder that a run starts from: fetched, made or found, with a tokenizer that fits."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import closing, nullcontext

@@ -1,7 +1,5 @@
 """Weights in `.bin` files: read as tensors and nothing else, and written anew, to the bit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import closing

@@ -1,8 +1,6 @@
 """Models: one vector of parameters, sums of losses, and folders that load again. All built tiny from their
 configs."""
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LoRA: one start for every peer, a vector that is the adapters alone, folders that peft loads, merges."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import closing

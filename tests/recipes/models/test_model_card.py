@@ -1,7 +1,5 @@
 """The model card says what a model is made of, and nothing of the machine it was made on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp
 from pathlib import Path

@@ -3,8 +3,6 @@
 Dense and of experts, with tied and with untied embeddings; an encoder-decoder is refused with a reason.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import closing

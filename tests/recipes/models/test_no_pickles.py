@@ -1,7 +1,5 @@
 """Files from a hub or a peer are data: none of them is unpickled, whatever it is called."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Revisions become commits: what a run begins with is what it goes on with."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

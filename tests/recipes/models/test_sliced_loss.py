@@ -1,7 +1,5 @@
 """The loss in slices: equal to the loss over all logits, for heads of every kind, and small in memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The planner's memory: what it counts is what a process takes, and its formulas are those of the parts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is chosen for a model of one's own follows from its size, the data and the memory, and is said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A pass through all layers of a model is what few of them say, to the byte, for every class and setting."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Snapshots: the bits of `replay` as a folder that loads, in bounded memory, whole or not there at all."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """8-bit optimizers and quantized bases, with bitsandbytes as it computes on a CPU."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

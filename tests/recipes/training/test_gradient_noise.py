@@ -1,7 +1,5 @@
 """The mean of peers' steps is AdamW's step on the mean gradient, whoever takes part with how many samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Local steps: a round is H optimizer steps of a peer, and one exchange."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The training loop against a hub made of lists: what it sends, when, and how it goes when told to."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping

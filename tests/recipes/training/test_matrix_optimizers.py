@@ -1,7 +1,5 @@
 """Muon and SOAP: they take hidden matrices, leave the rest to AdamW, and their state is kept and counted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Momentum masking: nothing of the first moment is left where an update was taken, all of it elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

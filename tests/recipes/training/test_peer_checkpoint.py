@@ -1,7 +1,5 @@
 """The checkpoint of a peer between two sessions: the same bits again, or nothing at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

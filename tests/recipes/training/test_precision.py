@@ -1,7 +1,5 @@
 """Kinds of numbers: masters behind a model in bfloat16, autocast, loss scales; and half the micro-batch."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

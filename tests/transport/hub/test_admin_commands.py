@@ -1,7 +1,5 @@
 """The host decides which peers are in a run, and its decisions survive the hub."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Handoffs of leavers: when the hub merges them, in which order, and that leaving ends in time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

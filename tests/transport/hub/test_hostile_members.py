@@ -1,8 +1,6 @@
 """Hostile members beside a real hub, over sockets: each was admitted, and none costs the run's rounds or its
 memory. scripts/fault_injection/strangers.py measures all kinds of them beside a whole run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

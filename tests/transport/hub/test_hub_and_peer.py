@@ -1,7 +1,5 @@
 """Real sockets on the loopback: few and short. What the machines decide is tested without sockets."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import time

@@ -1,7 +1,5 @@
 """A hub's process keeps the memory of one round for the next."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A hub over many rounds: its delegate sees packets on arrival, and memory stays bounded."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import threading

@@ -1,7 +1,5 @@
 """What newcomers say waits for its share of the hub's thread: bounded for each, and for all together."""
 
-from __future__ import annotations
-
 from transport.hub.newcomer_queue import BURST_S, FEW, HELD, SHARE, TALK, WAITING, NewcomerQueue, Waiting
 from transport.protocol import messages
 

@@ -1,8 +1,6 @@
 """Every name of an object, asked by everybody who can reach the hub's port: who may not have it gets
 nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

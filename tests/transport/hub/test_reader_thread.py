@@ -1,7 +1,5 @@
 """What a round waits for is read first; all else in turn, within a rate while rounds go on."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Damaged books: every committed round is there again, or the ledger is refused, and no byte is lost."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 COCKTAIL_KILLS=100 scripts/test tests/transport/ledger/test_sigkill.py    kills it a hundred times, in minutes
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

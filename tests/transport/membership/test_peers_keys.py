@@ -1,7 +1,5 @@
 """A peer is its CURVE key: what it was given is of no use to anybody else."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

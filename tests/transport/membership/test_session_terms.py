@@ -1,7 +1,5 @@
 """Two hubs of one run: the one that was started later is the hub, the other is told so and ignored."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A packet that cannot be used is a strike against its sender's key, and the third one bans it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm

@@ -1,7 +1,5 @@
 """A person who looks at a run is `deciding`, and nobody counts as joined before they have agreed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

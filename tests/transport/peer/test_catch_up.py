@@ -1,7 +1,5 @@
 """The way to x': fewest bytes, nothing twice, nothing left out, no loop."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

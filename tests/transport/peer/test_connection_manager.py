@@ -1,7 +1,5 @@
 """The peer's transport thread, asked what it does at which time; its wire only remembers."""
 
-from __future__ import annotations
-
 from transport.peer import LinkLimits, PeerState
 from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager, chunk_buffer
 from transport.protocol import ProtocolError, encode, messages

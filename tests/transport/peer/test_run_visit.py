@@ -1,7 +1,5 @@
 """A visit asks a real hub over a real socket, is seen as deciding, and leaves no trace behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 it is. A new name without a lie fails here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tracemalloc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What another machine has written is a value of the type that is expected, or a ProtocolError."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

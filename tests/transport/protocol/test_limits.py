@@ -1,7 +1,5 @@
 """Requests to a hub are bounded, and a peer over the bound takes nobody else's place."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A peer's name stays as its owner writes it, and cannot harm a terminal, a table or a page."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

@@ -1,7 +1,5 @@
 """The loss curve that a hub tells with its status: all of the run, in few points."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rounds with members that are slow, stall or come back: the hub's state machine on a simulated clock."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from random import Random

@@ -1,7 +1,5 @@
 """Who is right about x' is what the ledger says, and nobody is dropped before it has told."""
 
-from __future__ import annotations
-
 from math import inf
 
 from hypothesis import given

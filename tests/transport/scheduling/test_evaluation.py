@@ -1,7 +1,5 @@
 """Evaluations: sums of the peers' parts, whatever their order of arrival."""
 
-from __future__ import annotations
-
 from math import inf
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """No single peer's number is a figure of the run: what cannot be is dropped, what is odd is bounded."""
 
-from __future__ import annotations
-
 from math import inf, nan
 
 import pytest

@@ -1,7 +1,5 @@
 """An extension of a hub reads reports and adds to rounds; a peer's body reaches nobody else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The rule that says how long a round waits for whom."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 from random import Random

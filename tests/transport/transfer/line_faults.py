@@ -5,8 +5,6 @@
 the program where the ledger does not verify, or where a peer that can come back does not.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -7,8 +7,6 @@ A packet is a vector of FP32, the hub averages them, and the global model is the
 Both programs print each ping (a peer: how late it came, as both read one clock) and each answer (the hub).
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

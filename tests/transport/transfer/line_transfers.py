@@ -5,8 +5,6 @@ measures it, and one way as the peer does. `again` is what was sent or asked for
 congestion window, both in KiB.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Files that arrive in chunks: every MiB is checked, and only what is wrong is asked for."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -1,7 +1,5 @@
 """The congestion window on a simulated line with a deep queue."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

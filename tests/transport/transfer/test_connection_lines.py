@@ -3,8 +3,6 @@
 Skipped, with the reason, where namespaces cannot be made. Figures are in recipes/LOG.md.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Objects that a hub has in memory for several peers that ask for the same."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Objects in files without a name: they take room before a byte is kept, and leave nothing behind."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import tracemalloc
 from collections import deque

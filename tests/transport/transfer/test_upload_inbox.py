@@ -1,7 +1,5 @@
 """What newcomers begin to upload has a bound in all; the origin that has most gives way."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

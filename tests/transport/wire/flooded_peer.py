@@ -4,8 +4,6 @@ Prints by how many MiB it has grown, how many messages it has read, and what has
 reads nothing for BUSY seconds, as where its thread has no turn, and then what comes.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hub's wire reports what the kernel has counted of each connection, over real sockets."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

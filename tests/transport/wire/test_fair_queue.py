@@ -1,8 +1,6 @@
 """Who has much waiting delays itself: others of its address by one item each in turn, and nobody
 elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 """A hub that floods its peers, over real sockets: what comes waits in the kernel and at the hub, and not in
 the memory of a peer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Floods, from processes of their own: the hub's memory stays, honest peers go on, newcomers get in."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

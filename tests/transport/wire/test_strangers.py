@@ -1,7 +1,5 @@
 """Whoever finds the port: what is no peer is refused at once, and honest peers' rounds go on meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

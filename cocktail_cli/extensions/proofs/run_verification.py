@@ -264,4 +264,4 @@ def compare_weights(folder: Path, recipe: Recipe, base: Path, x: GlobalModel) ->
 
     with altered_if_damaged(str(folder)), closing(open_trained(recipe, base, folder)) as stored:
         if (name := stored.differs_from(x.vector)) is not None:
-            raise Failure("altered", f"{name} in {folder} is not that of x' after {x.round} rounds")
+            raise altered(f"{name} in {folder} is not that of x' after {x.round} rounds")

@@ -297,5 +297,4 @@ def compare_weights(folder: Path, recipe: Recipe, base: Path, x: GlobalModel) ->
 
     with altered_if_damaged(str(folder)), closing(open_trained(recipe, base, folder)) as stored:
         if (name := differing_parameter(stored, x.vector)) is not None:
-            text = f"{name} in {folder} is not that of x' after {x.round} rounds"
-            raise Failure("altered", text)
+            raise altered(f"{name} in {folder} is not that of x' after {x.round} rounds")

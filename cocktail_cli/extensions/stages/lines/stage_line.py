@@ -55,8 +55,8 @@ class StageMessage:
 
 @dataclass(frozen=True)
 class LineLost:
-    """What became of a neighbour: it is silent, and is dialled and waited for still, or was started again,
-    and knows nothing of the step."""
+    """A neighbour is silent, and is dialled and waited for still; or it was started again, and knows nothing
+    of the step."""
 
     why: str
 

@@ -235,7 +235,11 @@ SAME_RATE = (
         HARSH,
         REFERENCE.setting,
         (2e-3, 4e-3, 8e-3),
-        of_swarms((4, 8)),
+        (
+            *of_swarms((4, 8)),
+            Row("8 peers, `cocktail` after 45 uncompressed steps", replace(SUM, peers=8, uncompressed=45)),
+            Row("8 peers, p=1 K=.023, 2 bits", replace(SUM, peers=8, sample=1.0, keep=0.0227)),
+        ),
     ),
     SameRate(
         "a million parameters, 400 steps",

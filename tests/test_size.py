@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_648,
-    "lines with code, extensions": 15_825,
-    "lines with code, scripts": 10_027,
-    "lines with code, tests": 45_422,
-    "modules": 329,
-    "recipe keys": 111,
+    "lines with code, heart": 29_197,
+    "lines with code, extensions": 16_769,
+    "lines with code, scripts": 9525,
+    "lines with code, tests": 45_690,
+    "modules": 311,
+    "recipe keys": 114,
     "options": 196,
     "messages": 30,
-    "words of documents": 69_895,
+    "words of documents": 55_699,
     "functions without a docstring, %": 22,
 }
 

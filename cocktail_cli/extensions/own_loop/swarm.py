@@ -208,7 +208,12 @@ class Swarm:
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:
-        """Let `optimizer.step()` be what finetune alone calls."""
+        """Let `optimizer.step()` be what finetune alone calls, and no other swarm take the same model."""
+        model = vars(self.joining.own)
+        if model.get("in_swarm"):
+            hints = ("leave it first: the parameters are one run's",)
+            raise Failure("usage", "the model takes part in a run already", hints=hints)
+        model["in_swarm"] = True
         original, own = self.optimizer.step, "step" in vars(self.optimizer)
 
         def step(closure: Callable[[], float] | None = None) -> Any:
@@ -220,6 +225,7 @@ class Swarm:
         try:
             yield
         finally:
+            del model["in_swarm"]
             if own:
                 self.optimizer.step = original  # type: ignore[method-assign]
             else:

@@ -66,6 +66,27 @@ def test_one_peer_alone_trains_as_its_loop_would_without_a_swarm(tmp_path: Path)
         assert (plain(12) - flat(conv_net())).abs().max() > 0.01
 
 
+def test_accumulated_and_scaled_gradients_are_one_step(tmp_path: Path) -> None:
+    """Two halves of a batch, each scaled by a power of two as AMP does, are the whole batch."""
+    model, generator = conv_net(3), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=7.0, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu")
+    with (
+        hosted(tmp_path, conv_net(), compression=EXACT) as run,
+        cocktail_cli.join_with(str(run.url), model, optimizer) as swarm,
+    ):
+        while True:
+            pixels, labels = images(16, generator)
+            for half in (slice(0, 8), slice(8, 16)):
+                loss = cross_entropy(model(pixels[half]), labels[half])
+                scaler.scale(loss / 2).backward()
+            scaler.unscale_(optimizer)
+            scaler.update()
+            swarm.step(loss, 16)
+
+    torch.testing.assert_close(flat(model), plain(12), rtol=0, atol=1e-5)
+
+
 def test_two_peers_learn_together_and_a_claim_of_samples_is_bounded(tmp_path: Path) -> None:
     run_training = {"max_steps": 20, "global_batch_size": 32}
 
@@ -208,6 +229,17 @@ def test_a_loop_that_steps_the_optimizer_itself_is_told(endless: Hosted) -> None
 
     assert "optimizer.step() was called" in met.message
     assert "swarm.step" in met.hints[0]
+
+
+def test_a_model_takes_part_in_one_run_at_a_time(endless: Hosted) -> None:
+    model = conv_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        cocktail_cli.join_with(str(endless.url), model, optimizer),
+        pytest.raises(Failure, match="takes part in a run already"),
+        cocktail_cli.join_with(str(endless.url), model, torch.optim.SGD(model.parameters(), lr=0.1)),
+    ):
+        pytest.fail("joined twice")
 
 
 def test_a_vector_that_differs_is_refused_with_the_first_difference(endless: Hosted) -> None:

@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_197,
-    "lines with code, extensions": 16_769,
-    "lines with code, scripts": 9525,
-    "lines with code, tests": 45_690,
+    "lines with code, heart": 29_198,
+    "lines with code, extensions": 16_775,
+    "lines with code, scripts": 9526,
+    "lines with code, tests": 45_718,
     "modules": 311,
     "recipe keys": 114,
     "options": 196,
     "messages": 30,
-    "words of documents": 55_699,
+    "words of documents": 55_720,
     "functions without a docstring, %": 22,
 }
 

@@ -503,7 +503,8 @@ def _type_in_words(schema: dict[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         return " | ".join(map(str, schema.get("enum", [schema.get("const")])))
     if schema["type"] == "array":
-        return f"list: {_type_in_words(schema['items'])}"
+        inner = schema.get("items") or schema["prefixItems"][0]  # of a tuple
+        return f"list: {_type_in_words(inner)}"
     limits = [f"{word} {_as_yaml(schema[name])}" for name, (_, word) in LIMITS.items() if name in schema]
     return ", ".join([TYPES.get(schema["type"], schema["type"]), *limits])
 

@@ -241,7 +241,8 @@ class Bench:
             self.put(variant, "none")
             with closing(Resumed(self.folder)) as resumed:
                 self.prepared[variant] = resumed.session.prepare()
-                self.prepared[variant].get_ready()
+                work = self.prepared[variant]
+                _ = work.memory, work.prepared, work.data_digest  # computed once
 
     def damage(self, case: Case) -> None:
         """Put a run there that is whole but for a damage."""

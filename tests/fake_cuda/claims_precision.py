@@ -10,7 +10,7 @@ from test_loop import OneRound
 from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
-from cocktail_cli.machine import this_machine, weaknesses
+from cocktail_cli.machine import weaknesses
 from recipes.config import Recipe
 from recipes.hardware import half_precision
 from recipes.models import load_trained
@@ -68,12 +68,13 @@ def test_doctor_plan_and_join_know_what_the_device_emulates(
     capability: tuple[int, int], words: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.machine.capability = capability
-    # A fake device is slow.
-    monkeypatch.setattr("cocktail_cli.machine.devices.measured", lambda device, dtype: 1.0)
 
-    doctor = pytest.importorskip("cocktail_cli.extensions.doctor.command")  # a project may be without it
-    assert words in doctor.accelerator("cuda:1").text
-    assert this_machine("cuda").bf16 is native
     assert [*weaknesses(["cuda"], recipe_of())] == []
     said = [*weaknesses(["cuda"], recipe_of({"bf16": True}))]
     assert ["only emulates bfloat16" in line for line in said] == ([] if native else [True])
+
+    doctor = pytest.importorskip("cocktail_cli.extensions.doctor.command")  # a project may be without them
+    gpus = pytest.importorskip("cocktail_cli.extensions.plan.gpu_table")
+    monkeypatch.setattr(gpus, "measured", lambda device, dtype: 1.0)  # a fake device is slow
+    assert words in doctor.accelerator("cuda:1").text
+    assert gpus.this_machine("cuda").bf16 is native

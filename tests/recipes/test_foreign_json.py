@@ -260,7 +260,6 @@ UNMEASURED = {
     "recipes/training/peer_checkpoint.py": "the peer's own file",
     "transport/protocol/message_codec.py": "messages, typed; others measured just after",
     "transport/protocol/sample_ranges.py": "the hub's own ledger, typed",
-    "transport/ledger/ledger_copy.py": "rows that become LedgerError, whatever is wrong",
     "transport/ledger/run_ledger.py": "the hub's own ledger",
     "transport/ledger/decision_chain.py": "the hub's own ledger",
     "transport/ledger/journal.py": "the hub's own ledger",
@@ -282,6 +281,7 @@ OF_EXTENSIONS = {
     "cocktail_cli/extensions/standby/standby_session.py": "this machine's own file",
     "cocktail_cli/extensions/standby/hub.py": "the hub's own ledger",
     "cocktail_cli/extensions/standby/follower.py": "the standby's own file",
+    "cocktail_cli/extensions/standby/ledger_copy.py": "rows that become LedgerError, whatever is wrong",
 }
 
 

@@ -37,7 +37,7 @@ def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
     usual, ready = (RunDelegate(recipe, base, Rows(range(64)), tmp_path / name) for name in ("a", "b"))  # type: ignore[arg-type]
     settings = settings_of(usual, "amber-otter-42")
     assert settings.needs["memory"] > 1e6
-    ready.get_ready()
+    _ = ready.memory, ready.prepared, ready.data_digest
     monkeypatch.setattr("recipes.planning.plan_memory", lambda *_: pytest.fail("the model is traced"))
 
     assert settings_of(ready, "amber-otter-42").needs == settings.needs

@@ -62,8 +62,8 @@ def test_a_peer_that_is_back_says_where_its_optimizer_begins_anew(
     assert heard == [Progressed("back with what it kept at round 3"), *told]
 
 
-MADE = SimpleNamespace(stored=1000, parameters=1000)  # of a model that is trained whole
-LENT = SimpleNamespace(stored=10**6, parameters=1000)  # and of adapters
+MADE = SimpleNamespace(given=None, stored=1000, parameters=1000)  # of a model that is trained whole
+LENT = SimpleNamespace(given=None, stored=10**6, parameters=1000)  # and of adapters
 
 
 def sized(weights: int, snapshot: int | None) -> Any:

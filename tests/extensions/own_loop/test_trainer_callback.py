@@ -115,14 +115,16 @@ def test_grpo_with_a_reward_function_in_two_peers_each_with_its_own_rollouts(
             **PLAIN,
         )
         GRPOTrainer(
-            str(neox),
+            own[name],
             shortest_words,
             arguments,
             train_dataset=prompts,
             callbacks=[CocktailCallback(str(run.url), name=name)],
         ).train()
 
-    model = AutoModelForCausalLM.from_pretrained(neox)
+    # one after the other: while transformers loads a model, it ties no weights in any thread
+    model, *loaded = (AutoModelForCausalLM.from_pretrained(neox) for _ in range(3))
+    own = dict(zip(("ann", "bob"), loaded, strict=True))
     with hosted(
         tmp_path / "run", model, {"min_peers": 2}, training=TRAINING | {"global_batch_size": 8}
     ) as run:

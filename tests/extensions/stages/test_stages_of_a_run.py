@@ -48,7 +48,7 @@ def test_who_is_ready_divides_no_model_when_the_hub_is_opened(
     recipe = load("stages={}")
     base = prepare_base(recipe, tmp_path / "base")
     with closing(RunDelegate(recipe, base, Rows(range(64)), tmp_path / "ledger")) as work:  # type: ignore[arg-type]
-        work.get_ready()
+        _ = work.prepared
         monkeypatch.setattr(type(extension), "prepare", lambda *_: pytest.fail("the model is divided"))
         assert work.prepared[extension] is not None
 

@@ -23,12 +23,12 @@ CEILINGS = {
     "lines with code, heart": 29_198,
     "lines with code, extensions": 16_775,
     "lines with code, scripts": 9526,
-    "lines with code, tests": 45_718,
+    "lines with code, tests": 45_722,
     "modules": 311,
     "recipe keys": 114,
     "options": 196,
     "messages": 30,
-    "words of documents": 55_720,
+    "words of documents": 55_534,
     "functions without a docstring, %": 22,
 }
 

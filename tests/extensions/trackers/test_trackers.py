@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -168,6 +169,8 @@ def test_wandb_takes_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest
 
 def test_trackio_takes_a_run_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
+    for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, module)  # a trainer of another test may have imported it
     [tracker] = tracked(tmp_path, "report_to=trackio", "project=mine")
     told(tracker)
     tracker.close()

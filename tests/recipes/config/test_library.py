@@ -141,7 +141,8 @@ def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, t
     """Its data are tokenized and packed, its model is built with its adapters, one step moves it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    recipe = twin_of(LIBRARY[name], tmp_path, "max_length=1024", *on_a_cpu(LIBRARY[name]))
+    short = f"max_length={min(1024, LIBRARY[name].data.max_length)}"
+    recipe = twin_of(LIBRARY[name], tmp_path, short, *on_a_cpu(LIBRARY[name]))
     if recipe.model.model_name_or_path == str(tmp_path):
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
     base = prepare_base(recipe, tmp_path / "base")

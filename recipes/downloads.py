@@ -94,7 +94,7 @@ class HttpsFile:
         return self._here
 
     def _fetch(self, progress: Progress) -> Path:
-        part, digest = self._place("", f"{os.getpid()}.part"), hashlib.sha256()
+        part, digest = self._place("", f"{os.urandom(4).hex()}.part"), hashlib.sha256()
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open_url(self.url) as answer, part.open("wb") as file:

@@ -21,9 +21,9 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 29_198,
-    "lines with code, extensions": 16_775,
+    "lines with code, extensions": 16_770,
     "lines with code, scripts": 9526,
-    "lines with code, tests": 45_722,
+    "lines with code, tests": 45_726,
     "modules": 311,
     "recipe keys": 114,
     "options": 196,

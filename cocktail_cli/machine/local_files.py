@@ -115,15 +115,14 @@ def registered_as(run: str, name: str) -> Iterator[bool]:
 
 
 def make(path: Path, keys: CurveKeys) -> None:
-    """Write a new pair atomically; if another process was quicker, its pair stays."""
-    mine = path.with_name(f"{FILE}.{os.getpid()}.new")
+    """Write a new pair atomically; if another process or thread was quicker, its pair stays."""
+    mine = path.with_name(f"{FILE}.{os.urandom(4).hex()}.new")
     write_private(mine, json.dumps({"public": keys.public, "secret": keys.secret}))
     try:
         os.link(mine, path)
-    except FileExistsError:
-        return
-    except OSError:  # a file system without links
-        os.replace(mine, path)
+    except OSError:
+        if not path.exists():  # a file system without links
+            os.replace(mine, path)
     finally:
         mine.unlink(missing_ok=True)
 

@@ -167,14 +167,13 @@ def text_of(values: dict[str, Any]) -> str:
 def write_private(path: Path, text: str) -> None:
     """Replace a file atomically by one that only its user can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         temporary.touch(mode=stat.S_IRUSR | stat.S_IWUSR)
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
-    except OSError:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def load_run(run: str) -> RunRecord:

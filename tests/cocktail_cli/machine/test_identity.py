@@ -20,10 +20,16 @@ def test_a_machine_has_the_same_keys_each_time() -> None:
     assert [path.name for path in home().iterdir()] == [FILE]
 
 
-def test_processes_that_start_together_share_one_key_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getpid", threading.get_ident)  # each thread stands for a process
+def test_peers_that_start_together_share_one_key_pair() -> None:
+    """Peers of one process too: no two threads write the same temporary file."""
     found: list[CurveKeys] = []
-    threads = [threading.Thread(target=lambda: found.append(own_keys())) for _ in range(8)]
+    together = threading.Barrier(8)
+
+    def start() -> None:
+        together.wait()
+        found.append(own_keys())
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -223,4 +224,4 @@ def test_a_machine_that_slept_is_told_so_once(tmp_path: Path) -> None:
         swarm.hub.stop(now=True)
         swarm.wait(30.0)
 
-    assert told == ["this machine was away for 61 s"]
+    assert [re.sub(r" 6\d s", " 6x s", one) for one in told] == ["this machine was away for 6x s"]

@@ -680,6 +680,12 @@ def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
     return StoredVector(layout, names, parts, buffers, opened, config_files=texts, tied=tied, strange=strange)
 
 
+def check_finite(folder: Path, parts: Mapping[str, StoredTensor], hint: str) -> None:
+    """Read all of these tensors of a folder. Raises ModelError where one has NaN or infinity."""
+    if name := next((name for name, part in parts.items() if not part.is_finite()), None):
+        raise ModelError(f"{folder}: {name} has a number that is NaN or infinite", hint)
+
+
 def check_weights(folder: Path, code: bool = False) -> list[str]:
     """Read all weights of a model folder; returns a warning of those that its config has no place for.
 
@@ -693,10 +699,7 @@ def check_weights(folder: Path, code: bool = False) -> list[str]:
             parts, strange = dict(zip(stored.names, stored.parts, strict=True)), stored.strange
         else:  # a single number is a mask's
             parts = {n: one for n, one in open_tensors(folder, files).items() if prod(one.shape) > 1}
-        for name, part in parts.items():
-            if not part.is_finite():
-                said = f"{folder}: {name} has a number that is NaN or infinite, so no training can use it"
-                raise ModelError(said, "download or convert the model again")
+        check_finite(folder, parts, "download or convert the model again")
     some = f"{strange[0]} and {len(strange) - 1} more weights" if strange[1:] else "".join(strange)
     return [f"{folder}: by its config.json the model has no {some}: not trained"] if strange else []
 

@@ -549,9 +549,9 @@ class ChatTemplate:
 
 def is_whole(message: dict[str, Any], shown: str) -> bool:
     """True where `shown` has all that an assistant's message says, white space aside."""
-    content = plain_text(message.get("content"))
+    content, dense = plain_text(message.get("content")), "".join(shown.split())
     said = [content, *(text for key in REASONING if isinstance(text := message.get(key), str))]
-    return all("".join(text.split()) in "".join(shown.split()) for text in said)
+    return all("".join(text.split()) in dense for text in said)
 
 
 def lost(key: str) -> str:

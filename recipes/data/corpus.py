@@ -469,8 +469,9 @@ def few_rows(path: str, rows: int) -> list[str]:
 def rows_in_both(documents: Parts, held: Parts) -> list[str]:
     """Warn of held-out rows that are trained as well: their loss says nothing of other rows."""
     measured = {hash(document.tokens.tobytes()) for part in held for document in part if len(document.tokens)}
-    trained = (hash(document.tokens.tobytes()) for part in documents for document in part if measured)
-    found = len(measured.intersection(trained))
+    if not measured:
+        return []
+    found = len(measured.intersection(hash(one.tokens.tobytes()) for part in documents for one in part))
     return [f"{found:,} of {len(measured):,} held-out rows are trained too"] if found else []
 
 

@@ -80,13 +80,14 @@ def build_peer(
     """
     if recipe.data.isolates_documents:
         check_packing_isolation(model)
-    own = crc32(name.encode())
-    local = SingleDeviceTrainer(model, recipe, own, None if device is None else torch.device(device))
-    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-    return replace(peer_of(local, recipe, round), vocabulary=vocabulary, micro_batch=micro_batch)
+    at, config = None if device is None else torch.device(device), getattr(model, "config", None)
+    local = SingleDeviceTrainer(model, recipe, crc32(name.encode()), at)
+    return peer_of(local, recipe, round, micro_batch, getattr(config, "vocab_size", None))
 
 
-def peer_of(local: SingleDeviceTrainer, recipe: Recipe, round: int) -> Peer:
+def peer_of(
+    local: SingleDeviceTrainer, recipe: Recipe, round: int, micro_batch: int, vocabulary: int | None = None
+) -> Peer:
     """Build the peer of a trainer, whose model is x' of `round`."""
     flat, x = local.flat, local.flat if isinstance(local.flat, RoundedLocalModel) else local.flat.vector
     beside = global_model_fits(local, recipe)
@@ -99,7 +100,7 @@ def peer_of(local: SingleDeviceTrainer, recipe: Recipe, round: int) -> Peer:
     worker = worker_of(recipe, x, vector, flat.layout.name_at, round)
     if recipe.compression.momentum_masking:
         worker.on_taken = partial(mask_momentum, local.optimizer, flat.masters, flat.layout.offsets)
-    return Peer(local, worker, recipe, None, 1, side=SideStream(local.device))
+    return Peer(local, worker, recipe, vocabulary, micro_batch, side=SideStream(local.device))
 
 
 def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:

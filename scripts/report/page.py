@@ -77,8 +77,8 @@ def main() -> None:
         return
     for command in wanted if args.measure else []:
         subprocess.run(shlex.split(command), cwd=ROOT, check=True)
-    before = re.search(r"^Measured on (.*)\.$", PAGE.read_text(), re.MULTILINE)
-    args.page.write_text(page(FOLDER, before[1] if before and not args.measure else machine()))
+    earlier = re.search(r"^Measured on (.*)\.$", PAGE.read_text(), re.MULTILINE)
+    args.page.write_text(page(FOLDER, earlier[1] if earlier and not args.measure else machine()))
     readme = README.read_text()
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)

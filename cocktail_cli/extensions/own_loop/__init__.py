@@ -56,9 +56,9 @@ class OwnLoops(Extension):
     """Its section of a recipe has the objective, and opens the model as named tensors."""
 
     def pin(self, recipe: Recipe, base: Path) -> Recipe:
-        from .named_tensors import check_finite
+        from .named_tensors import check_base
 
-        check_finite(base)
+        check_base(base)
         return recipe
 
     def hub(self, host: HostParts) -> Extend:

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from recipes.weight_files import (
     WIDTHS,
     Layout,
     StoredVector,
+    check_finite,
     layout_of,
     model_config_files,
     open_tensors,
@@ -78,18 +78,21 @@ def check_layout(model: Layout, run: Layout) -> None:
             )
 
 
-def check_finite(folder: Path) -> None:
+def check_base(folder: Path) -> None:
     """Raise ModelError where the tensors of a folder cannot be trained."""
     stored = open_named(folder)
     with stored.files:
-        for name, part in zip(stored.names, stored.parts, strict=True):
-            if not part.is_finite():
-                raise ModelError(f"{folder}: {name} has a number that is NaN or infinite", SAVE)
+        check_finite(folder, dict(zip(stored.names, stored.parts, strict=True)), SAVE)
+
+
+def stand_in() -> Sample:
+    """Make a sample of one trained token."""
+    return Sample(np.zeros(2, np.int32), np.arange(2) > 0)
 
 
 def stand_ins(recipe: Recipe, held_out: int) -> Corpus:
     """Make a corpus of the run's length: one sample, leased again and again."""
-    one = Sample(np.zeros(2, np.int32), np.arange(2) > 0)
+    one = stand_in()
     return Corpus((one,), (one,) * held_out, recipe.training.total_samples(0), recipe.training.seed, False)
 
 
@@ -110,12 +113,7 @@ class Brought:
         raise ModelError("the loss of this run is in its peers' own loops", "cocktail_cli.join_with")
 
     def longest(self, length: int) -> Sample:
-        return Sample(np.zeros(2, np.int32), np.arange(2) > 0)
+        return stand_in()
 
     def uncounted(self, like: Sample) -> Sample:
         return Sample(like.tokens, np.zeros(len(like.tokens), bool))
-
-
-def first_meta(model: nn.Module) -> Any:
-    """Return the name of the first parameter without memory; None: there is none."""
-    return next((name for name, p in model.named_parameters() if p.is_meta), None)

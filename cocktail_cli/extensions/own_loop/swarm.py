@@ -31,7 +31,7 @@ from recipes.training import Peer, peer_of
 from recipes.weight_files import layout_of
 
 from .loop_trainer import Evaluate, Gradient, LoopTrainer, Turns
-from .named_tensors import check_layout, first_meta, open_named
+from .named_tensors import check_layout, open_named
 
 if TYPE_CHECKING:
     from transport import PeerLink
@@ -303,9 +303,7 @@ class JoinedLoop(Joining):
                     flat[at:end] = torch.from_numpy(stored.read(start + at, start + end))
         self.finish()
         self.trainer = LoopTrainer(self.own, self.optimizer, recipe, self.turns, self.evaluate)
-        self.peer = replace(
-            peer_of(self.trainer.inner, recipe, round), trainer=self.trainer, micro_batch=micro_batch
-        )
+        self.peer = replace(peer_of(self.trainer.inner, recipe, round, micro_batch), trainer=self.trainer)
         return self.peer
 
     def finish(self) -> None:
@@ -338,14 +336,13 @@ class BuilderHere:
 
 def check_usable(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise Failure where this model and optimizer cannot be a peer."""
-    names = {type(module).__name__ for module in model.modules()}
-    names |= {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    names = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     group = torch.distributed.is_available() and torch.distributed.is_initialized()
     if (wrapped := sorted(names & {*WRAPPED})) or (group and torch.distributed.get_world_size() > 1):
         what = f"the model is inside {wrapped[0]}" if wrapped else "this process is one of a process group"
         hints = ("one process and one plain model a peer: each GPU joins for itself",)
         raise Failure("usage", f"{what}, which exchanges gradients itself", hints=hints)
-    if (name := first_meta(model)) is not None:
+    if name := next((name for name, p in model.named_parameters() if p.is_meta), None):
         hints = ("load the model first: x_0 comes from the run, buffers do not",)
         raise Failure("usage", f"{name} is on the meta device, without memory", hints=hints)
     trained = {p: name for name, p in model.named_parameters() if p.requires_grad}

@@ -43,7 +43,7 @@ def toy_settings(**changes: object) -> RunSettings:
         recipe_hash="00",
         samples=40,
         global_batch=8,
-        start_timeout=5.0,
+        start_timeout=60.0,
         step_timeout=5.0,
         peer_timeout=5.0,
         linger_s=2.0,

@@ -23,7 +23,7 @@ CEILINGS = {
     "lines with code, heart": 29_198,
     "lines with code, extensions": 16_770,
     "lines with code, scripts": 9526,
-    "lines with code, tests": 45_726,
+    "lines with code, tests": 45_735,
     "modules": 311,
     "recipe keys": 114,
     "options": 196,

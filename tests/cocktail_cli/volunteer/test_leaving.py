@@ -25,11 +25,11 @@ from transport.protocol import messages
 pytestmark = [pytest.mark.slow, needs_fork]
 
 SIGNALS = {"SIGINT": 0, "SIGTERM": 75, "SIGHUP": 0}  # -> exit status of a stay that it ends
-WITHIN = 25.0
+WITHIN = 60.0
 # what is in flight gets 20 s, and a peer that does not look 22: shorter here, to keep the test short
 SHORT = (
     "import cocktail_cli.signals as signals, transport.peer.peer_link as link\n"
-    "signals.LEAVE_WITHIN, link.LEAVE_S = min(signals.LEAVE_WITHIN, 4), min(link.LEAVE_S, 2)\n"
+    "signals.LEAVE_WITHIN, link.LEAVE_S = min(signals.LEAVE_WITHIN, 8), min(link.LEAVE_S, 4)\n"
 )
 
 

@@ -19,6 +19,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.alone  # bytes count here, and a line of a busy machine sends some twice
 def test_four_owners_send_and_receive_what_the_paper_says(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

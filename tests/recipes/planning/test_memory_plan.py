@@ -150,6 +150,7 @@ def test_a_smaller_sample_needs_less_to_encode() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(660)
 @pytest.mark.skipif(sys.platform != "linux", reason="how much a process holds is read from /proc")
 def test_the_plan_is_within_a_tenth_of_what_a_process_takes_and_so_is_each_part(root: Path) -> None:
     """Three architectures: eager attention and sdpa, grouped heads, tied and untied embeddings."""

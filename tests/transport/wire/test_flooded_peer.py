@@ -45,7 +45,7 @@ def in_parts(sock: zmq.Socket[bytes], peer: bytes, part: bytes, count: int) -> N
     sock.send(b"")
 
 
-def flooded(flow: int, flood: Flood, busy: float) -> tuple[int, int, str]:
+def flooded(flow: int, flood: Flood, busy: float, seconds: float) -> tuple[int, int, str]:
     """By how many MiB a peer has grown, the messages that it has read, and what ended it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sock = context.socket(zmq.ROUTER)
@@ -54,7 +54,15 @@ def flooded(flow: int, flood: Flood, busy: float) -> tuple[int, int, str]:
     sock.curve_publickey, sock.curve_secretkey = as_z85(KEYS.public), as_z85(KEYS.secret)
     port = sock.bind_to_random_port("tcp://127.0.0.1")
     script = Path(__file__).with_name("flooded_peer.py")
-    command = [sys.executable, str(script), str(flow), str(busy), f"127.0.0.1:{port}", KEYS.public]
+    command = [
+        sys.executable,
+        str(script),
+        str(flow),
+        str(busy),
+        str(seconds),
+        f"127.0.0.1:{port}",
+        KEYS.public,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as peer:
         name, _ = sock.recv_multipart()
         while peer.poll() is None:
@@ -73,7 +81,7 @@ def flooded(flow: int, flood: Flood, busy: float) -> tuple[int, int, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("flow", "flood"), [(0, control), (1, unasked)])
 def test_whole_messages_that_nobody_asked_for_wait_at_the_hub(flow: int, flood: Flood) -> None:
-    grown, said, ended = flooded(flow, flood, busy=1.0)
+    grown, said, ended = flooded(flow, flood, busy=1.0, seconds=3.0)
 
     assert said > 100, "it was connected, and has read what came"
     assert grown < MORE
@@ -84,7 +92,7 @@ def test_whole_messages_that_nobody_asked_for_wait_at_the_hub(flow: int, flood: 
 @pytest.mark.parametrize("flow", [0, 1])
 @pytest.mark.parametrize("flood", [frames, dust])
 def test_a_message_without_an_end_ends_its_connection_and_is_the_hubs_fault(flow: int, flood: Flood) -> None:
-    grown, _, ended = flooded(flow, flood, busy=0.0)
+    grown, _, ended = flooded(flow, flood, busy=0.0, seconds=60.0)
 
     assert "a message has no end" in ended
     assert grown < MORE

@@ -258,7 +258,7 @@ class RowTokenizer:
         read = reader.prompt_and_completion if paired else reader.conversation
         conversations = [read(row) for row in rows]
         completes = paired and self.data.completion_only_loss is not False
-        found = [
+        found: list[list[tuple[str, list[Span]]]] = [
             template.render_answers(each, each.prompt * completes)
             if self.masks_assistant
             else [(template.render(each), [])]

@@ -325,41 +325,37 @@ class ChatTemplate:
         an answer cannot be told apart.
         """
         messages, eos = conversation.messages, self.special.get("eos_token") or "\0"
-        answers = [n for n, message in enumerate(messages) if message["role"] == "assistant" and n >= first]
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if GENERATION_MARK.search(self._source_for(conversation)):
             text, spans = self._run(conversation, messages, marks=True)
-            all_answers = [message for message in messages if message["role"] == "assistant"]
-            return [(self._checked(conversation, text), self._whole(all_answers, text, spans))]
+            return [(self._checked(conversation, text), self._whole(conversation, answers, text, spans))]
         texts = [(self.render(conversation), dict[int, Span]())]
-        for number in reversed(answers):
+        for number in (n for n in reversed(answers) if n >= first):
             after = self._render(conversation, messages[: number + 1])
-            ends = (
-                after,
-                after.removesuffix(eos),
-            )  # some templates end the last message, and it alone, with it
+            ends = after, after.removesuffix(eos)  # with which some templates end the last message alone
             start = self._start(conversation, number, after)
             fits = ((told, len(end)) for text, told in texts for end in ends if text.startswith(end))
             told, end = next(fits, (None, len(after)))
             if told is None:
-                self.warnings["the chat template rewrites earlier answers: they are samples of their own"] = (
-                    None
-                )
+                self.warnings["answers that the chat template rewrites are samples of their own"] = None
                 apart = replace(conversation, messages=messages[: number + 1])
                 texts.append((self.render(apart), told := {}))
             told[number] = start, end
         found = [
-            (text, self._whole([messages[n] for n in sorted(told)], text, sorted(told.values())))
+            (text, self._whole(conversation, sorted(told), text, sorted(told.values())))
             for text, told in texts
         ]
         return [one for one in found if one[1]] or found[:1]
 
-    def _whole(self, answers: list[dict[str, Any]], text: str, spans: list[Span]) -> list[Span]:
+    def _whole(
+        self, conversation: Conversation, answers: list[int], text: str, spans: list[Span]
+    ) -> list[Span]:
         """Return the spans of answers that are shown whole. Others are context: templates leave out thoughts
         once another question follows."""
         if len(answers) != len(spans):  # marks of a template may be around several
             return spans
-        begins = [0, *(end for _, end in spans)]
-        whole = [is_whole(m, text[at:end]) for m, at, (_, end) in zip(answers, begins, spans, strict=False)]
+        begins, said = [0, *(end for _, end in spans)], [conversation.messages[number] for number in answers]
+        whole = [is_whole(m, text[at:end]) for m, at, (_, end) in zip(said, begins, spans, strict=False)]
         if not all(whole):
             self.warnings["answers whose thoughts the chat template leaves out are not trained"] = None
         return [span for span, kept in zip(spans, whole, strict=True) if kept]

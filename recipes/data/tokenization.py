@@ -273,8 +273,8 @@ class RowTokenizer:
             document.trained[:] = _inside(spans, np.asarray(offsets, dtype=np.int64).reshape(-1, 2))
         rest = iter(made)
         documents = [replace(next(rest), turns=tuple(islice(rest, len(turns) - 1))) for turns in found]
-        for row, document in zip(rows, documents, strict=True):
-            if self.masks_assistant and not document.trained.any():
+        for row, document in zip(rows, documents, strict=True) if self.masks_assistant else ():
+            if not document.trained.any():
                 hint = "(hint: data.assistant_only_loss=false trains all messages)"
                 raise DataError(f"{row.place}: no message of an assistant to train on {hint}")
         if completes:
@@ -505,8 +505,7 @@ def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDo
     kept = [sample for sample in made if sample.count]
     tokens = sum(lengths) - sum(len(sample.tokens) for sample in kept)
     longest = max((d.longest for d in documents), default=0)
-    # documents without a token are samples that are not made
-    left_out = len(made) - len(kept) + len(parts) - len(documents)
+    left_out = len(made) - len(kept) + len(parts) - len(documents)  # those without a token are not made
     return PackedDocuments(kept, Dropped(len(documents), truncated, longest, tokens, left_out))
 
 

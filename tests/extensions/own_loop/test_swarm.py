@@ -112,7 +112,39 @@ def test_two_peers_learn_together_and_a_claim_of_samples_is_bounded(tmp_path: Pa
         assert torch.equal(flat(found), run.folded())
         both = [one for one in seen if len(one) == 2]
         assert both
-        assert all(one == {"ann": 16.0, "eve": 64.0} for one in both)
+        assert all(one["eve"] == 4 * one["ann"] for one in both)
+
+
+def test_a_round_closes_once_its_peers_report_a_global_batch(tmp_path: Path) -> None:
+    """One reports 16 of 16, so no round waits for the other, which computes for several of them: it is never
+    late, and delivers afterwards."""
+    computing, later, seen = threading.Event(), threading.Event(), list[int]()
+
+    def compute(swarm: Swarm) -> None:
+        if swarm.last is not None:
+            computing.set()
+            assert later.wait(30)
+
+    def count(swarm: Swarm) -> None:
+        if swarm.last is not None and computing.is_set():
+            seen.append(swarm.last.round)
+            if seen[-1] >= seen[0] + 6:
+                later.set()
+
+    long = {"step_timeout": 40.0, "peer_timeout": 20.0, "start_timeout": 200.0}
+    more = {"training": {"max_steps": 60}, "swarm": long}
+    with hosted(tmp_path, conv_net(), {"first_peers": 2}, **more) as run:
+        bob = threading.Thread(target=train, args=(str(run.url), "bob", 2, compute))
+        bob.start()
+        train(run.url, "ann", each=count)
+        run.wait()
+        bob.join(20)
+
+        late = [one for one in run.events if isinstance(one, hub.Warned) and "goes on without" in one.message]
+        accepted = [one.accepted for one in run.events if isinstance(one, hub.RoundCommitted)]
+        assert not late
+        assert all(one == ("ann",) for one in accepted[seen[0] + 3 : seen[0] + 6])
+        assert any("bob" in one for one in accepted[seen[0] + 6 :])
 
 
 def test_held_out_loss_is_the_mean_of_what_peers_measure(tmp_path: Path) -> None:

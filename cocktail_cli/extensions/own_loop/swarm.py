@@ -64,7 +64,8 @@ def join_with(
     Raises Failure where model or optimizer cannot take part.
     """
     check_usable(model, optimizer)
-    return Swarm(url, model, optimizer, evaluate, name or default_peer_name(), show or warn)
+    plain = getattr(optimizer, "optimizer", optimizer)  # accelerate's has it inside
+    return Swarm(url, model, plain, evaluate, name or default_peer_name(), show or warn)
 
 
 def warn(event: Any) -> None:
@@ -356,6 +357,9 @@ def check_usable(model: nn.Module, optimizer: Optimizer) -> None:
 
 def check_optimizer(trained: dict[nn.Parameter, str], optimizer: Optimizer) -> None:
     """Raise Failure unless this one optimizer has all that is trained, and nothing else."""
+    if getattr(optimizer, "scaler", None) is not None:
+        hints = ("mixed_precision='bf16'",)
+        raise Failure("usage", "the optimizer scales gradients itself, and would skip steps", hints=hints)
     has = {p for group in optimizer.param_groups for p in group["params"]}
     lacks: Sequence[str] = [name for p, name in trained.items() if p not in has]
     if lacks:

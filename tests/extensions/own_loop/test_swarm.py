@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,42 @@ def test_accumulated_and_scaled_gradients_are_one_step(tmp_path: Path) -> None:
                 scaler.scale(loss / 2).backward()
             scaler.unscale_(optimizer)
             scaler.update()
+            swarm.step(loss, 16)
+
+    torch.testing.assert_close(flat(model), plain(12), rtol=0, atol=1e-5)
+
+
+def test_a_cell_of_a_notebook_takes_part(tmp_path: Path) -> None:
+    """A notebook's kernel runs a cell inside its event loop, and here in a thread that no signal reaches."""
+    found: list[nn.Module] = []
+
+    async def cell(url: str) -> None:
+        assert asyncio.get_running_loop().is_running()
+        found.append(train(url))
+
+    with hosted(tmp_path, conv_net()) as run:
+        kernel = threading.Thread(target=lambda: asyncio.run(cell(str(run.url))))
+        kernel.start()
+        kernel.join(60)
+        run.wait()
+
+        assert torch.equal(flat(found[0]), run.folded())
+
+
+def test_what_accelerate_has_prepared_takes_part(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(cpu=True), conv_net(3)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=7.0, momentum=0.9))
+    generator = torch.Generator().manual_seed(1)
+    with (
+        hosted(tmp_path, conv_net(), compression=EXACT) as run,
+        cocktail_cli.join_with(str(run.url), model, optimizer) as swarm,
+    ):
+        while True:
+            pixels, labels = images(16, generator)
+            loss = cross_entropy(model(pixels), labels)
+            accelerator.backward(loss)
             swarm.step(loss, 16)
 
     torch.testing.assert_close(flat(model), plain(12), rtol=0, atol=1e-5)
@@ -314,6 +351,16 @@ def test_a_model_that_cannot_take_part_is_refused_before_the_run_is_dialled(
     model = change(conv_net())
     with pytest.raises(Failure, match=said):
         cocktail_cli.join_with("cocktail://unused", model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_an_optimizer_that_scales_gradients_by_itself_is_refused() -> None:
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    model = conv_net()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaled = AcceleratedOptimizer(sgd, device_placement=False, scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(Failure, match="scales gradients itself"):
+        cocktail_cli.join_with("cocktail://unused", model, scaled)
 
 
 def test_a_second_optimizer_is_refused() -> None:

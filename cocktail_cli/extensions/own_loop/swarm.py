@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ class Swarm:
 
         Raises SwarmOver once the run is over or this peer has left, and Failure.
         """
-        if not isinstance(samples, int) or samples < 1:
+        if not hasattr(samples, "__index__") or (samples := index(samples)) < 1:
             raise Failure("usage", f"a step of {samples!r} samples", hints=("samples=len(batch), 1 or more",))
         if self.joining.trainer.evaluating:
             raise Failure("usage", "swarm.step inside swarm.global_model()", hints=("end that block first",))

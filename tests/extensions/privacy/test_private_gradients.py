@@ -109,7 +109,7 @@ def test_each_row_is_drawn_with_the_same_probability_by_itself() -> None:
 # ---- a membership test -------------------------------------------------------------------------------------
 
 CANARY = (torch.tensor([1.0, 1, 1, -1, 1, -1, 1, -1]), 0)  # a row of the other kind, with a wrong label
-ROWS, BATCH, STEPS, RATE, MODELS = 64, 16, 20, 2.0, 25
+ROWS, BATCH, STEPS, RATE, MODELS = 64, 16, 20, 2.0, 40
 
 
 def canary_loss(seed: int, member: bool, clip: float, noise: float) -> float:

@@ -13,7 +13,7 @@ import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from pydoc_data import topics
@@ -48,6 +48,7 @@ from recipes.training import (
 from recipes.weight_files import FlatParameters
 from scripts.study.adapters import Adapters
 from scripts.study.begun import Begun
+from scripts.study.device_exchange import DeviceExchange
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
@@ -127,6 +128,11 @@ class Setting:
     shares: str = ""  # rows of each peer, as `1:7`; "": equal ones
     turns: str = ""  # how many of the peers there are in each part of the run, as `2:8:2`; "": all
     own_noise: int = 1  # 1: peers divide by the noise of their own samples; 0: by that of the step's mean
+
+    @property
+    def by_vectors(self) -> bool:
+        """Tell whether a `DeviceExchange` can do it."""
+        return self.staleness < 2 and not (self.masked or self.uncompressed or self.dropped or self.turns)
 
     @property
     def compression(self) -> Compression:
@@ -297,6 +303,14 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Started:
+    """A round that has begun: packets by peer, or the peers' deltas on a device."""
+
+    packets: list[DecodedPacket] = field(default_factory=list)
+    deltas: tuple[Sample, Tensor] | None = None
+
+
+@dataclass(frozen=True)
 class RoundInFlight:
     """A committed round whose aggregate no peer has applied yet."""
 
@@ -349,9 +363,16 @@ class ByteModel:
 
 
 class Swarm:
-    """N peers and the aggregator of all shards, in lockstep: no clock, no sockets, one thread."""
+    """N peers and the aggregator of all shards, in lockstep: no clock, no sockets, one thread.
 
-    def __init__(self, model: Model, setting: Setting, training: Training) -> None:
+    Args:
+        on_device: they exchange vectors on their device in the place of packets; None: if it is a GPU, and
+            the setting allows it.
+    """
+
+    def __init__(
+        self, model: Model, setting: Setting, training: Training, on_device: bool | None = None
+    ) -> None:
         self.model, self.setting, self.seed, self.training = model, setting, training.seed, training
         mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
         self.outer, self.trained = outer, model.start
@@ -361,6 +382,10 @@ class Swarm:
         self.aggregator = Aggregator(self.trained.numel(), mix, training.seed, outer=outer)
         self.up = self.down = self.round = 0
         self.flights: deque[RoundInFlight] = deque()  # with a staleness of S never more than S
+        if on_device is None:
+            on_device = self.trained.is_cuda and setting.by_vectors
+        made = DeviceExchange(self.global_model, outer, setting.error_decay) if on_device else None
+        self.on_device = made
 
     def new_peer(self) -> Peer:
         """Make a peer that begins at the global model."""
@@ -418,18 +443,33 @@ class Swarm:
                 halves = [(stop / size, grad[peer.noise.positions]) for (peer, _), grad in both]
         return total, halves
 
-    def start(self) -> list[DecodedPacket]:
+    def start(self) -> Started:
         """Encode the packets of a round, without what is in flight (lines 1 and 2)."""
-        return [
+        if self.on_device is not None:
+            return Started(deltas=self.on_device.start(self.vectors, self.round))
+        packets = [
             peer.worker.start(
                 round=self.round, in_flight=[f.packets[i] for f in self.flights if i not in f.late]
             )
             for i, peer in enumerate(self.peers)
         ]
+        return Started(packets)
 
-    def exchange(self, packets: list[DecodedPacket], late: set[int]) -> None:
+    @property
+    def vectors(self) -> list[Tensor]:
+        """Every x_i."""
+        return [peer.flat.vector for peer in self.peers]
+
+    def exchange(self, started: Started, late: set[int]) -> None:
         """Aggregate a round without the late packets (lines 3 and 4), and apply old aggregates, so that less
         than S are in flight."""
+        packets = started.packets
+        if self.on_device is not None and started.deltas is not None:
+            self.on_device.finish(self.vectors, started.deltas, self.weights)
+            self.up += self.on_device.up * len(self.peers)
+            self.down += self.on_device.down
+            self.round += 1
+            return
         weighted = zip(packets, self.weights, strict=True)
         taken = [(str(i), one.packet, w) for i, (one, w) in enumerate(weighted) if i not in late]
         flight = RoundInFlight(self.aggregator.step(self.round, taken), packets, late)
@@ -456,6 +496,9 @@ class Swarm:
 
     def feedback(self) -> Iterator[tuple[str, Tensor]]:
         """Name the aggregator's e and v."""
+        if self.on_device is not None:
+            yield from (("error.0", self.on_device.error), ("momentum.0", self.on_device.momentum))
+            return
         for number, shard in self.aggregator.assigned.items():
             yield f"error.{number}", shard.error
             yield f"momentum.{number}", shard.momentum
@@ -464,7 +507,9 @@ class Swarm:
         """Compute mean_i x_i + e (P,): the model as if nothing were unsent."""
         if not self.setting.peers:
             return self.shared
-        total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
+        total = torch.stack(self.vectors).mean(0)
+        if self.on_device is not None:
+            return total + self.on_device.error
         for number, shard in self.aggregator.assigned.items():
             self.aggregator.shards[number].of(total).add_(shard.error.to(total.device))
         return total
@@ -530,14 +575,14 @@ def steps(
     last = size.steps + (setting.local_steps if stale else 0)
     for first in range(begin, last, setting.local_steps):
         swarm.attend(first / size.steps)
-        packets = swarm.start() if stale else []
+        started = swarm.start() if stale else None
         for step in range(first, min(first + setting.local_steps, size.steps)):
             rows = text.rows(setting.rows or size.rows, swarm.seed, step)
             swarm.step(rows, rate(step))
             if step + 1 < min(first + setting.local_steps, size.steps):
                 yield step
         if setting.peers:
-            swarm.exchange(packets or swarm.start(), swarm.late())
+            swarm.exchange(started or swarm.start(), swarm.late())
         if first < size.steps:
             yield min(first + setting.local_steps, size.steps) - 1
     swarm.apply(0)

@@ -10,6 +10,7 @@ import torch
 
 from recipes.config import load_recipe
 from recipes.models import load_trained
+from recipes.training import learning_rate
 from recipes.weight_files import FlatParameters
 from scripts.study.begun import Begun
 from scripts.study.cells import Cell, read, write
@@ -17,7 +18,7 @@ from scripts.study.language import LanguageModel, documents, questions, some
 from scripts.study.language_plan import EVERY, LANGUAGE_CELLS, WAYS, best, compared, language, way_named
 from scripts.study.plan import ADAPTERS, EXACT, SUM
 from scripts.study.run import Place, run
-from scripts.study.train import Outcome, Setting, Size, backward, train
+from scripts.study.train import Outcome, Setting, Size, Swarm, backward, prepared, steps, train
 from scripts.swarms.random_models import save_random
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -127,6 +128,25 @@ def test_a_way_is_tuned_where_a_lower_and_a_higher_rate_are_worse() -> None:
     assert compared(found, product, 2e-3) == ("+10.00%", "+10.00%, not tuned")
     assert compared(found, product, 1e-3) == ("+9.09%", "")
     assert language(found, {}).count("\n| ") == 5
+
+
+@pytest.mark.slow
+def test_peers_that_exchange_vectors_on_their_device_end_where_packets_lead(
+    size: Size, tmp_path: Path
+) -> None:
+    setting = replace(SUM, peers=4, lora=4, sample=0.5)
+    model, texts = prepared(size, setting, tmp_path)
+    training = setting.training(2e-2, 1, size.steps)
+    ends = []
+    for on_device in (False, True):
+        swarm = Swarm(model, setting, training, on_device)
+        for _ in steps(size, swarm, texts.text, learning_rate(training, size.steps)):
+            pass
+        ends.append(swarm.shared)
+
+    moved = float(torch.dist(ends[0], model.start))
+    assert float(torch.dist(*ends)) < 0.01 * moved
+    assert swarm.up > 0
 
 
 @pytest.mark.slow

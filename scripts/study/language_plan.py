@@ -17,7 +17,6 @@ from scripts.study.tables import above
 from scripts.study.train import Outcome, Setting, Size
 
 LANGUAGE = Size(model="smollm2", length=512, rows=32, steps=300)
-BY_ONE_CORE = replace(LANGUAGE, length=32, rows=8, steps=32, held=32)
 RANK = 16
 RATES = {RANK: 2e-3, 0: 6e-4}  # of adapters, of whole models
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import log2
 
 import torch
@@ -50,15 +51,17 @@ def handoff_compressor(compressor: Cocktail, topk_ratio: float) -> Cocktail:
     return replace(everything, topk_ratio=topk_ratio, topk_chunk=0)
 
 
-def warm_up_codec(compressor: Cocktail, parameters: int) -> None:
-    """Encode and decode one packet and drop it: where the shards of so many parameters are long, the first
-    packet on a machine waits seconds for a compiler, and the first of a process for its imports."""
-    if compressor.random_ratio * parameters >= WORTH * compressor.shard_count:
-        x = torch.linspace(-1, 1, 2 * WORTH)
+def warm_up_codec(compressor: Cocktail, parameters: int, device: str = "cpu") -> None:
+    """Encode and decode one packet on the host and on a GPU, and drop it: the first packet on a machine waits
+    seconds for a compiler, and the first of a process for its imports. The host needs none where the shards
+    of so many parameters are short."""
+    long = compressor.random_ratio * parameters >= WORTH * compressor.shard_count
+    for where in (["cpu"] if long else []) + ([device] if device.startswith("cuda") else []):
+        x = torch.linspace(-1, 1, 2 * WORTH, device=where)
         sample = replace(compressor, random_ratio=0.5).draw(len(x), 0, 0)
         sent = compressor.encode(sample.difference(x, torch.zeros_like(x)))
-        sample.add_(x, decode(sent.packet, sample.m))  # both decoders are compiled as well
-        each_window(sent.update(), x.device, lambda window: sample.add_(x, window))
+        sample.add_(x, decode(sent.packet, sample.m, where))  # both decoders are compiled as well
+        each_window(sent.update(), x.device, partial(sample.add_, x))
 
 
 # ---- the adaptive rate -------------------------------------------------------------------------------------

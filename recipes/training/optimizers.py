@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from math import prod
+from math import cos, pi, prod
 from typing import Any
 
 import torch
@@ -282,19 +282,27 @@ def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
     """Build the schedule, step -> learning rate, of a run of `steps` steps. It depends on the step alone: a
     peer may join at any.
 
+    The schedules are those of transformers, to the bit. Theirs import peft and bitsandbytes, for seconds.
     Past the end it stays at the last step's: that is the rate of work which a lost peer left behind.
     """
-    from transformers import get_scheduler  # brings peft and more: ranks have no use for it
+    kind, given, rate = training.lr_scheduler_type, training.lr_scheduler_kwargs, training.learning_rate
+    warm, total = training.warmup(steps), max(steps, 1)
+    least = given.get("min_lr_rate", given.get("min_lr", 0.0) / rate) + given.get("min_lr_ratio", 0.0)
+    decay = given.get("num_decay_steps", total - warm)
 
-    schedule = get_scheduler(
-        training.lr_scheduler_type,
-        torch.optim.SGD([torch.zeros(1)], lr=training.learning_rate),  # it wants one; it is never stepped
-        num_warmup_steps=training.warmup(steps),
-        num_training_steps=max(steps, 1),
-        scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
-    )
-    factors: Callable[[int], float] = schedule.lr_lambdas[0]
-    return lambda step: training.learning_rate * factors(min(step, steps - 1))
+    def factor(step: int) -> float:
+        if step < warm and kind != "constant":
+            rise = step / warm
+            return rise * (1.0 - least) + least if kind == "warmup_stable_decay" else rise
+        if kind.startswith("constant") or step < total - decay:
+            return 1.0
+        if kind == "linear":
+            return (total - step) / decay
+        progress = (step - (total - decay)) / decay
+        fall = 0.5 * (1.0 + cos(pi * given.get("num_cycles", 0.5) * 2.0 * progress))
+        return max(0.0, fall * (1.0 - least) + least)
+
+    return lambda step: rate * factor(min(step, steps - 1))
 
 
 def set_learning_rate(

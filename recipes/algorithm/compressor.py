@@ -80,6 +80,15 @@ def cost_of(compressor: Cocktail) -> float:
     return k * (compressor.quant_bits + 1 / 8) + entropy
 
 
+def share_within(bits: float, compressor: Cocktail) -> float:
+    """Estimate the share K whose packet has so many bits a coordinate, with the q of a compressor."""
+    low, high = 0.0, 1.0
+    for _ in range(40 if bits < cost_of(replace(compressor, topk_ratio=1.0)) else 0):
+        half = (low + high) / 2
+        low, high = (half, high) if cost_of(replace(compressor, topk_ratio=half)) <= bits else (low, half)
+    return high
+
+
 @dataclass(frozen=True)
 class AdaptiveRate:
     """One sender's place on the ladder; immutable, each measurement gives the next one."""

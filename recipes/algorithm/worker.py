@@ -42,6 +42,7 @@ from compress import (
     brought,
     join,
     one_range,
+    staging,
     topk,
 )
 from compress.backends import compiled
@@ -313,7 +314,8 @@ def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
     brought in windows of pinned memory, and nobody waits for the device."""
     out = sample.take(x)
     for start, window in sample.windows(WINDOW // 4):  # pinned memory is taken in small pieces
-        out[start : start + window.m].sub_(brought(window.take(y), x.device))
+        taken = window.take(y, staging(window.m, x.device))
+        out[start : start + window.m].sub_(brought(taken, x.device))
     return out
 
 

@@ -175,6 +175,26 @@ def test_an_exchange_has_a_stream_of_its_own_beside_the_compute(where: str, chan
     assert replayed.fingerprint == peer.worker.global_model.fingerprint
 
 
+def test_an_exchange_has_the_same_result_where_the_system_lets_nothing_be_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    around, made = Around("cpu", FEW), torch.empty
+    around.finish(around.start())
+
+    def empty(*size: Any, pin_memory: bool = False, **kind: Any) -> torch.Tensor:
+        return refused() if pin_memory else made(*size, **kind)
+
+    def refused(*_: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refused)
+    other = Around("cpu", FEW)
+    other.finish(other.start())
+
+    assert all(map(torch.equal, around.ends(), other.ends()))
+
+
 @pytest.mark.parametrize("where", ["accelerator", "cpu"])
 def test_an_exchange_in_which_memory_runs_out_has_the_same_result(where: str) -> None:
     """At each allocation in turn: encoded again on the host, applied again in smaller windows."""

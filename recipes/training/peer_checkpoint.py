@@ -86,7 +86,10 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str], by: Runs | None = Non
             part = Lazy({name: partial(tensors.__getitem__, name) for name in names})
             write_with_sums(path, part, {**about, **stay})
 
-    write() if by is None or isinstance(tensors, Lazy) else by(write)
+    if by is None or isinstance(tensors, Lazy):
+        write()
+    else:
+        by(write)
 
 
 def read(path: Path) -> CheckpointHeader:

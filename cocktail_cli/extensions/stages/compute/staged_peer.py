@@ -243,7 +243,7 @@ class StagedWorker:
     def subtract(self, sent: DecodedPacket) -> None:
         self.ring.ask("subtract", round=sent.round)
 
-    def handoff(self, budget: int, *, go_on: Callable[[], bool]) -> DecodedPacket | None:
+    def handoff(self, budget: int, *, go_on: Callable[[], bool] = lambda: True) -> DecodedPacket | None:
         """Join what each machine codes of its own layers, all at once: nobody is asked between windows."""
         packets = [answer.data for answer in self.ring.ask("handoff", budget=budget)]
         if not any(packets):

@@ -847,7 +847,8 @@ def update_judges(work: Any, round: int) -> list[UpdateJudge]:
 def model_here(work: Any, model: ModelOnDisk, given: Given = NONE_GIVEN) -> None:
     """Let the extensions of a run use a model."""
     for row in rows_of(work.recipe):
-        extension_of(row).model_here(work, model, given.get(row.folder, {}))
+        if "hub" not in row.late:
+            extension_of(row).model_here(work, model, given.get(row.folder, {}))
 
 
 def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:

@@ -52,7 +52,7 @@ def hash_file(
                 return BaseFile(path.name, state[0], known["sha256"], bytes.fromhex(known["blocks"]))
     size, sha256, blocks = _hashed(path, whole, go_on)
     if record is not None and size == state[0] and time.time() - max(state[1:3]) / 1e9 > FRESH:
-        part = record.with_suffix(f".{os.getpid()}")
+        part = record.with_suffix(f".{os.urandom(4).hex()}")
         with suppress(OSError):  # a full disk: it is hashed again the next time
             record.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps({"state": state, "sha256": sha256, "blocks": blocks.hex()}))

@@ -39,10 +39,10 @@ def test_a_page_without_rows_says_that_nothing_was_measured(tmp_path: Path) -> N
     assert "Not measured" in cost_tables.gpu(tmp_path)
 
 
-def test_no_stage_takes_over_ninety_seconds_and_names_are_unique() -> None:
+def test_no_stage_that_begins_anew_takes_over_ninety_seconds_and_names_are_unique() -> None:
     every = stages("cuda", Path("out"), Scale())
 
-    assert max(stage.seconds for stage in every) <= 90
+    assert max(stage.seconds for stage in every if not stage.resumes) <= 90
     assert len({stage.name for stage in every}) == len(every)
 
 

@@ -365,8 +365,8 @@ class WindowedDelta:
         """Gather the patterns without signs of every `step`-th line of `line` elements: (seen,) int32."""
         units = torch.arange(0, self.size // line, step)
         lines = Sample(self.size, line, units, len(units) * line)
-        parts = [self._bits(window) & topk.MAGNITUDE for _, window in lines.windows(WINDOW)]
-        return torch.cat(parts).cpu().numpy()
+        parts = (self._bits(window) & topk.MAGNITUDE for _, window in lines.windows(WINDOW))
+        return np.concatenate([np.empty(0, np.int32), *(part.cpu().numpy() for part in parts)])
 
     def reaching(self, low: int, expected: int) -> topk.Survivors:
         """Collect all elements whose magnitude has a pattern of at least `low`."""

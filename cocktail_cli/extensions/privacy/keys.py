@@ -17,7 +17,7 @@ class Keys(ExtensionSection):
 
     epsilon: Positive = key(8.0, "budget of each record in this run; a peer stops once it is spent")
     delta: Annotated[Real, Field(gt=0, lt=1)] = key(1e-5, "of the budget; below 1 / rows of each peer")
-    max_grad_norm: Positive = key(1.0, "norm to which the gradient of each row is clipped")
+    max_row_norm: Positive = key(1.0, "norm to which the gradient of each row is clipped")
 
     def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:
         """Yield where rows are not the peers' own."""

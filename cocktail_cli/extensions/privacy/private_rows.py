@@ -1,7 +1,7 @@
 """Differentially private gradients of a peer's own rows (DP-SGD, Abadi et al., 2016), and a swarm of them.
 
     a step   takes each row with probability q = batch_size / rows (Poisson sampling)
-             clips the gradient of each row to C = max_grad_norm, and adds them up
+             clips the gradient of each row to C = max_row_norm, and adds them up
              adds noise of N(0, (sigma C)^2) to each coordinate, divides by batch_size, steps the optimizer
 
 What a peer sends follows from such gradients alone: the hub is not trusted, the noise is this machine's.
@@ -289,7 +289,7 @@ class PrivateSwarm:
             raise BudgetSpent(self._why)
         budget.spend()
         gradient, loss = self._rows.gradient(
-            self._gradients, budget.terms.max_grad_norm, budget.noise, self._secret
+            self._gradients, budget.terms.max_row_norm, budget.noise, self._secret
         )
         trained = [*self._gradients.trained.values()]
         for parameter in trained:

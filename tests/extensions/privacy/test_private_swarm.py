@@ -148,7 +148,7 @@ def test_batch_normalization_that_does_not_learn_mixes_nothing() -> None:
     [
         ("privacy.epsilon=0", "must be above 0, not 0"),
         ("privacy.delta=1", "must be below 1, not 1"),
-        ("privacy.max_grad_norm=-1", "must be above 0, not -1"),
+        ("privacy.max_row_norm=-1", "must be above 0, not -1"),
     ],
 )
 def test_a_budget_that_is_none_is_refused(override: str, said: str) -> None:

@@ -134,6 +134,10 @@ class PeerExtension:
         """Return what exchanges updates, by `inner` or in its place, before the first round."""
         return inner
 
+    def changed(self, report: messages.Report) -> messages.Report:
+        """Change what goes with an update before it is sent; the last row's extension does so first."""
+        return report
+
     def built(self, files: Mapping[str, Path], peer: Peer) -> None:
         """Note that the model is built, and the objects of the run that stay on this machine's disk."""
 

@@ -233,6 +233,8 @@ class RunLink:
         sent = time.monotonic()
         said["extra"] |= {one.name: body for one in self.extensions if (body := one.report(delivery, sent))}
         report = messages.Report(**said, fits=self.budget.down, needs=needs)
+        for one in reversed(self.extensions):
+            report = one.changed(report)
         with self.waiting():
             committed = self.through.exchange(delivery.round, packet, report)
             upload_s = self.through.upload_s

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.assembly import (
-    Exchange,
     Extension,
     HostParts,
     ModelOnDisk,
@@ -49,32 +48,17 @@ def parse_function(text: str) -> Callable[..., float]:
     return function
 
 
-class PacedExchange:
-    """Reports the seconds that a lease would have taken at a peer's pace: its loop's batches are not as long
-    as its leases, and leases follow the pace."""
+class Paced(PeerExtension):
+    name = "own_loop"
 
-    def __init__(self, inner: Exchange) -> None:
-        self.inner = inner
-
-    @property
-    def upload_s(self) -> float:
-        return self.inner.upload_s
-
-    def exchange(
-        self, round: int, packet: bytes, report: messages.Report, beside: Mapping[str, bytes] = {}
-    ) -> messages.Committed:
+    def changed(self, report: messages.Report) -> messages.Report:
+        """Report the seconds that a lease would have taken at a peer's pace: its loop's batches are not as
+        long as its leases, and leases follow the pace."""
         from msgspec.structs import replace
 
         if (samples := sum(report.figures)) > 0:
             report = replace(report, compute_s=report.compute_s * report.tokens / samples)
-        return self.inner.exchange(round, packet, report, beside)
-
-
-class Paced(PeerExtension):
-    name = "own_loop"
-
-    def exchange_by(self, inner: Exchange) -> Exchange:
-        return PacedExchange(inner)
+        return report
 
 
 class OwnLoops(Extension):

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 from msgspec import msgpack
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -28,7 +29,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
 import cocktail_cli
-from cocktail_cli.assembly import Exchange, PeerExtension
+from cocktail_cli.assembly import PeerExtension
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import default_peer_name
 from recipes.config import Recipe
@@ -306,24 +307,6 @@ class PrivateSwarm:
 # ---- between this peer and its hub -------------------------------------------------------------------------
 
 
-class Withheld:
-    """Exchanges updates without the losses of their rows, which are not private."""
-
-    def __init__(self, inner: Exchange) -> None:
-        self.inner = inner
-
-    @property
-    def upload_s(self) -> float:
-        return self.inner.upload_s
-
-    def exchange(
-        self, round: int, packet: bytes, report: messages.Report, beside: Mapping[str, bytes] = {}
-    ) -> messages.Committed:
-        from msgspec.structs import replace
-
-        return self.inner.exchange(round, packet, replace(report, loss_sum=0.0, tokens=0), beside)
-
-
 class PrivatePeer(PeerExtension):
     """Opens the budget before anything is computed, and refuses a loop that draws rows itself."""
 
@@ -333,8 +316,9 @@ class PrivatePeer(PeerExtension):
         self.recipe, self.run = recipe, run
         self.rows: PrivateRows | None = None
 
-    def exchange_by(self, inner: Exchange) -> Exchange:
-        return Withheld(inner)
+    def changed(self, report: messages.Report) -> messages.Report:
+        """Leave out the loss of rows, which is not private."""
+        return replace(report, loss_sum=0.0, tokens=0)
 
     def built(self, files: Mapping[str, Path], peer: Peer) -> None:
         """Begin to spend. Raises Failure where the loop is not private."""

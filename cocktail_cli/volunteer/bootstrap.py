@@ -291,7 +291,7 @@ class Imports:
             collects = gc.isenabled()
             gc.disable()  # it would look through the libraries again and again: a fifth of this time
             try:
-                from transformers import AutoModelForCausalLM  # noqa: F401
+                from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
 
                 from recipes.algorithm import compressor_of, warm_up_codec
                 from recipes.models import layers_of, meta_trained_model

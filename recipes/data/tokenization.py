@@ -64,7 +64,9 @@ class TokenizedDocument:
     tokens: np.ndarray  # (T,) int64
     trained: np.ndarray  # (T,) bool
     sequences: tuple[int, ...] = ()  # lengths of several
-    turns: tuple[TokenizedDocument, ...] = ()  # of a conversation: documents that end with an earlier answer
+    earlier: tuple[
+        TokenizedDocument, ...
+    ] = ()  # of a conversation: documents that end with an earlier answer
 
     @property
     def longest(self) -> int:
@@ -131,7 +133,7 @@ class RowTokenizer:
                 raise DataError(said, f"{self.dataset.key_path('column_map')}.label=- trains it all the same")
         documents = self._documents(rows)
         for row, document in zip(rows, documents, strict=True):
-            for one in (document, *document.turns):
+            for one in (document, *document.earlier):
                 self._check(row, one)
         return documents
 
@@ -265,14 +267,14 @@ class RowTokenizer:
             for each in conversations
         ]
         self.warnings |= template.warnings
-        texts = [one for turns in found for one in turns]
+        texts = [one for row in found for one in row]
         encoded = self.encoded([text for text, _ in texts], return_offsets_mapping=True)
         made = [_all_trained(ids) for ids in encoded["input_ids"]]
         marked = zip(texts, made, encoded["offset_mapping"], strict=True)
         for (_, spans), document, offsets in marked if self.masks_assistant else ():
             document.trained[:] = _inside(spans, np.asarray(offsets, dtype=np.int64).reshape(-1, 2))
         rest = iter(made)
-        documents = [replace(next(rest), turns=tuple(islice(rest, len(turns) - 1))) for turns in found]
+        documents = [replace(next(rest), earlier=tuple(islice(rest, len(row) - 1))) for row in found]
         for row, document in zip(rows, documents, strict=True) if self.masks_assistant else ():
             if not document.trained.any():
                 hint = "(hint: data.assistant_only_loss=false trains all messages)"
@@ -489,7 +491,7 @@ class PackedDocuments:
 
 def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDocuments:
     """Truncate or pack documents as the recipe says; samples without a trained token are left out."""
-    max_length, parts = data.max_length, [one for whole in documents for one in (whole, *whole.turns)]
+    max_length, parts = data.max_length, [one for whole in documents for one in (whole, *whole.earlier)]
     documents = [d for d in parts if len(d.tokens)]
     lengths = [len(d.tokens) for d in documents]
     truncated = sum(d.longest > max_length for d in documents) if data.truncates else 0

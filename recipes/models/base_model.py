@@ -227,10 +227,7 @@ MORE = ("max_seq_len", "max_seq_length", "max_sequence_length", "context_length"
 
 
 def prepare_base(
-    recipe: Recipe,
-    folder: Path,
-    progress: Progress = lambda done, total: None,
-    memory: Path | None = None,
+    recipe: Recipe, folder: Path, progress: Progress = lambda done, total: None, memory: Path | None = None
 ) -> Base:
     """Make the base of `recipe` a local folder.
 

@@ -76,13 +76,13 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str], by: Runs | None = Non
         "round": str(global_model.round),
         "fingerprint": f"{global_model.fingerprint:016x}",
     }
-    size, stages = size_of(peer), [residual_of(tensors), list(tensors)]
-    stages = stages[:1] if size > most else stages if size > LONG else stages[1:]
+    size, files = size_of(peer), [residual_of(tensors), list(tensors)]
+    files = files[:1] if size > most else files if size > LONG else files[1:]
     if by is not None and size <= host_memory().free:
-        tensors = {name: tensors[name].cpu() for name in stages[-1]}
+        tensors = {name: tensors[name].cpu() for name in files[-1]}
 
     def write() -> None:
-        for names in stages:
+        for names in files:
             part = Lazy({name: partial(tensors.__getitem__, name) for name in names})
             write_with_sums(path, part, {**about, **stay})
 

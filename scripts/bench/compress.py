@@ -113,9 +113,8 @@ def _seconds(pair: Models, mix: Cocktail, sample: Sample, round: int) -> dict[st
     _, floor = timed(lambda: read(sample, pair), device)
     sent, encode = timed(lambda: mix.encode(sample.difference(pair.local, pair.shared)), device)
     _, back = timed(lambda: sample.add_(pair.shared, decode(sent.packet, sample.m, device)), device)
-    sample.add_(
-        pair.shared, decode(sent.packet, sample.m, device), -1
-    )  # a device holds two vectors, no third
+    # taken back out: a device holds two vectors, no third
+    sample.add_(pair.shared, decode(sent.packet, sample.m, device), -1)
     return {"floor": floor, "encode": encode, "decode": back, "reference": timed(reference, device)[1]}
 
 

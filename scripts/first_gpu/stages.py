@@ -132,19 +132,8 @@ def stages(device: str, folder: Path, scale: Scale, minutes: float = 8.0) -> lis
 
     def step(recipe: str, model: str, *more: str) -> list[str]:
         place = str(folder / "models" / model)
-        return [
-            *PYTHON,
-            "-m",
-            "scripts.bench.step",
-            recipe,
-            "--model",
-            place,
-            "--steps",
-            "3",
-            *words,
-            *more,
-            *json_on,
-        ]
+        command = [*PYTHON, "-m", "scripts.bench.step", recipe, "--model", place, "--steps", "3"]
+        return [*command, *words, *more, *json_on]
 
     def codec(parameters: str) -> list[str]:
         return [*PYTHON, "-m", "scripts.bench.compress", "--params", parameters, *json_on]

@@ -29,7 +29,7 @@ def say(words: str) -> None:
 
 @dataclass
 class Begun:
-    """How far a cell is.
+    """Progress of a cell: what is done of it, and what it may still take.
 
     Args:
         until: of time.monotonic(); a cell that is not done by then is cut short.

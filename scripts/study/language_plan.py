@@ -35,7 +35,7 @@ class Way:
 
     @property
     def reference(self) -> Setting:
-        """What it is compared with: all-reduce of the same parameters."""
+        """Return the setting it is compared with: all-reduce of the same parameters."""
         return replace(REFERENCE.setting, lora=self.setting.lora)
 
 

@@ -66,7 +66,7 @@ def ended(
 
 @dataclass(frozen=True)
 class Place:
-    """Where cells are trained and kept, and until when."""
+    """Device, folders and time limit of the cells of a study."""
 
     folder: Path
     results: Path

@@ -320,7 +320,7 @@ class RoundInFlight:
 
 
 class Model(Protocol):
-    """What is trained: a vector, and its losses."""
+    """A model as its vector of trained parameters, with their gradients and losses."""
 
     start: Tensor  # (P,) x_0
     embeddings: frozenset[int]  # numbers of its parameters that are embeddings or the head
@@ -539,7 +539,7 @@ def train(
 
 @dataclass(frozen=True)
 class Texts:
-    """What a cell is trained on, and measured on."""
+    """The rows that a cell trains on, and those that it measures."""
 
     text: Text
     halves: tuple[Tensor, Tensor]  # rows on which settings are chosen, and rows that are reported

@@ -127,7 +127,7 @@ def canary_loss(seed: int, member: bool, clip: float, noise: float) -> float:
 
 
 def auc(clip: float, noise: float) -> float:
-    """How often a model that has seen the canary has less loss at it than one that has not."""
+    """Compute the AUC: how often a model that has seen the canary has less loss at it than another."""
     members, others = (
         torch.tensor([canary_loss(seed, member, clip, noise) for seed in range(MODELS)])
         for member in (True, False)

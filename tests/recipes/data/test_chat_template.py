@@ -419,7 +419,7 @@ def test_of_a_conversation_are_trained_the_assistants_words_and_their_end_whatev
 
     [document] = rows.tokenize([Row({"messages": messages}, "my.jsonl:1")])
 
-    texts = [tokenizer.decode(one.tokens[one.trained]) for one in (document, *document.turns)]
+    texts = [tokenizer.decode(one.tokens[one.trained]) for one in (document, *document.earlier)]
     end = end.replace("{{ eos_token }}", tokenizer.eos_token)
     found, told = ("".join(texts).split(end), said.replace("{{ eos_token }}", end).split(end))
     assert (sorted(found), len(texts)) == (sorted(told), len(texts)) if forgets else (found, 1) == (told, 1)
@@ -446,12 +446,12 @@ def test_a_template_that_drops_earlier_thoughts_trains_each_answer_once_as_the_l
 
     [last] = rows.tokenize([given])
 
-    said = [tokenizer.decode(one.tokens[one.trained]) for one in (last, *last.turns)]
+    said = [tokenizer.decode(one.tokens[one.trained]) for one in (last, *last.earlier)]
     assert said[0] == "<think>\n\n</think>\n\nIt is five 🎉.<|im_end|>\n"
     assert said[1] == "<think>\n2 + 3\n</think>\n\n5<|im_end|>\n"
     assert said[2].startswith('<think>\n\n</think>\n\n<tool_call>\n{"name": "add", ')
     assert said[2].endswith("</tool_call><|im_end|>\n")
-    assert not last.turns[2:]
+    assert not last.earlier[2:]
     assert "2 + 3\n" not in tokenizer.decode(last.tokens)
     assert any("samples of their own" in warning for warning in rows.warnings)
 

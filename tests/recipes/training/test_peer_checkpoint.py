@@ -95,7 +95,7 @@ def test_with_x_prime_from_elsewhere_the_residual_comes_on_top_of_it(tmp_path: P
 def test_the_optimizers_state_is_left_out_first(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the disk has no room for it, and where the process is killed before all is written."""
+    """The disk has no room for the state, or the process is killed before all is written."""
     peer, _ = trained()
     residual = peer.worker.x - peer.worker.global_model.vector
     monkeypatch.setattr("recipes.training.peer_checkpoint.LONG", 0)

@@ -17,6 +17,7 @@ LEAVE_WITHIN = 22.0  # seconds from the first signal to the end, whatever this p
 GOODBYE_WITHIN = 5.0  # seconds from Ctrl-C to the goodbye: a person waits, and the others for its work
 PAUSE_WITHIN = 600.0  # the same for a pause: nobody takes the machine away, so the checkpoint is completed
 ENDS_WITHIN = 8.0  # seconds from Ctrl-C to the end, where nothing is in flight
+WORDS_S = 2.0  # seconds that the last words have before the process ends
 SAME_S = 0.5  # `timeout` and systemd signal a process and its group, systemd with SIGTERM and SIGHUP
 
 
@@ -124,17 +125,19 @@ def leave_in_time(
     by: Callable[[], Sequence[float]], words: Sequence[Callable[[], None]], status: Callable[[], int]
 ) -> Iterator[None]:
     """Say the first of `words` at the first of these monotonic times, and so on, and end this process after
-    the last: a long batch does not poll for requests."""
+    the last, once all are said or WORDS_S have passed: a long batch does not poll for requests."""
     over = threading.Event()
 
     def watch() -> None:
-        for which, word in enumerate(words):
+        saying = [threading.Thread(target=word, daemon=True) for word in words]  # any of them may hang
+        for which, thread in enumerate(saying):
             while time.monotonic() < by()[which]:
                 if over.wait(0.2):
                     return
-            saying = threading.Thread(target=word, daemon=True)  # it may hang
-            saying.start()
-        saying.join(2.0)
+            thread.start()
+        end = time.monotonic() + WORDS_S
+        for thread in saying:
+            thread.join(max(0.0, end - time.monotonic()))
         os._exit(status())
 
     threading.Thread(target=watch, name="leave in time", daemon=True).start()

@@ -102,8 +102,8 @@ def test_under_nohup_a_closed_terminal_stays_ignored() -> None:
 IN_TIME = """
 import sys, threading, time
 from cocktail_cli.signals import leave_in_time
-goodbye = threading.Event().wait if sys.argv[1] == "stuck" else lambda: print("bye", flush=True)
-begun = time.monotonic()
+begun, takes = time.monotonic(), float(sys.argv[1])
+goodbye = lambda: (time.sleep(takes), print("bye", flush=True))
 words = goodbye, lambda: print("thanks", flush=True)
 with leave_in_time(lambda: (begun, begun + 0.1), words, lambda: 75):
     time.sleep(60)
@@ -111,9 +111,13 @@ with leave_in_time(lambda: (begun, begun + 0.1), words, lambda: 75):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("goodbye", "said"), [("said", "bye\nthanks\n"), ("stuck", "thanks\n")])
-def test_a_process_that_does_not_look_is_gone_in_time(root: Path, goodbye: str, said: str) -> None:
-    command = [sys.executable, "-c", IN_TIME, goodbye]
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0, "bye\nthanks\n"), (0.5, "thanks\nbye\n"), (60.0, "thanks\n")],
+    ids=["at once", "a goodbye over a slow line", "a goodbye that hangs"],
+)
+def test_a_process_that_does_not_look_is_gone_in_time(root: Path, seconds: float, said: str) -> None:
+    command = [sys.executable, "-c", IN_TIME, str(seconds)]
     ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=600)
 
     assert (ended.returncode, ended.stdout) == (75, said)

@@ -178,7 +178,7 @@ def test_an_aggregator_that_cannot_be_dialled_costs_seconds_once() -> None:
         }
         assert direct.fetch(round, [nowhere], 1 << 20) == {}
     assert len(dialled) == 1
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     direct.close()
 
 

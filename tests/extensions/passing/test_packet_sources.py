@@ -126,7 +126,7 @@ def test_a_helper_that_fails_costs_no_round_and_no_fork(
         commits = [e for e in swarm.events if isinstance(e, events.RoundCommitted)]
         assert all(len(e.accepted) == 3 for e in commits), "every peer is in every round"
         assert any("passes no packets on any more" in said for said in warnings(swarm))
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 60.0
         assert peers[1].server is not None
         assert peers[1].server.bytes_up > SIZE, "the other goes on"
 

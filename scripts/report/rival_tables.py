@@ -314,7 +314,7 @@ def newcomer(folder: Path) -> str:
             "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
             table(["", *(FAULTS[fault] for fault in kinds)], ruined),
             "**What does the model lose?** (`scripts/bench_quality --row TEXT`; 1,600 steps, four peers, "
-            "small model)\n",
+            ".13 M parameters)\n",
             table(["", "less than FP16", *HELD_OUT], losses_in_short(folder, found)),
         ]
     )

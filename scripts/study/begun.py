@@ -71,7 +71,11 @@ class Begun:
             its = {name.removeprefix(own): one for name, one in tensors.items() if name.startswith(own)}
             peer.steps = said["steps"]
             peer.noise.load(its["noise"].to(peer.flat.vector.device))
-            load_states(peer.optimizer, its)
+            for which, optimizer in enumerate(peer.optimizers):
+                own = f"optimizer{which}."
+                load_states(
+                    optimizer, {n.removeprefix(own): one for n, one in its.items() if n.startswith(own)}
+                )
 
     def save(self, swarm: Swarm, step: int, seconds: float) -> None:
         """Save what the steps before this one have left; not amid a round, nor what is too large."""
@@ -82,7 +86,9 @@ class Begun:
         tensors = dict(places(swarm))
         for number, peer in enumerate(swarm.peers):
             tensors[f"{number}.noise"] = peer.noise.state()
-            tensors |= {f"{number}.{name}": one for name, one in states_of(peer.optimizer).items()}
+            for which, optimizer in enumerate(peer.optimizers):
+                states = states_of(optimizer).items()
+                tensors |= {f"{number}.optimizer{which}.{name}": one for name, one in states}
         if sum(one.nbytes for one in tensors.values()) > MOST:
             return
         said = {"step": step, "curve": self.curve, "seconds": self.seconds + seconds, "round": swarm.round}
@@ -101,4 +107,6 @@ def places(swarm: Swarm) -> Iterator[tuple[str, Tensor]]:
     yield "global", swarm.global_model.vector
     for number, peer in enumerate(swarm.peers):
         yield f"{number}.x", peer.flat.vector
+        if peer.ahead is not None:
+            yield f"{number}.ahead", peer.ahead
     yield from swarm.feedback()

@@ -22,9 +22,11 @@ from compress.backends import compiled
 from compress.quantization import BINS, LOWEST, SHIFT, Plan, plan, seen
 from recipes.algorithm import GlobalModel, OuterOptimizer
 from recipes.algorithm.robust_mean import FEWEST, HELD
+from scripts.study.levers import Part, draws_of, rounded, seen_in_bf16
 
 LARGEST = 0x7F7F0000  # pattern of the largest finite BF16
 MEASURED = 32  # rounds from one measured packet to the next
+Deltas = tuple[Sample | Part, Tensor]  # where, and (N, m)
 
 
 class DeviceExchange:
@@ -37,23 +39,29 @@ class DeviceExchange:
         self.error = torch.zeros_like(global_model.vector)
         self.momentum = torch.zeros_like(self.error if outer.momentum else self.error[:0])
         self.up = self.down = 0  # bytes of a packet of a peer's and of the aggregate, as last measured
+        self.seen = self.correlated = False  # see `levers`
+        self.parts: tuple[Part, ...] = ()  # in the place of samples, in turn
 
-    def start(self, xs: Sequence[Tensor], round: int) -> tuple[Sample, Tensor]:
+    def start(self, xs: Sequence[Tensor], round: int) -> Deltas:
         """Take the deltas of a round, (N, m)."""
-        sample = self.compressor.draw(self.shard.size, self.shard.seed, round)
+        sample: Sample | Part = self.compressor.draw(self.shard.size, self.shard.seed, round)
+        if self.parts:  # that which the step before has trained
+            sample = self.parts[(round - 1) % len(self.parts)]
         return sample, torch.stack([sample.difference(x, self.model.vector) for x in xs])
 
-    def finish(self, xs: Sequence[Tensor], started: tuple[Sample, Tensor], weights: Sequence[float]) -> None:
+    def finish(self, xs: Sequence[Tensor], started: Deltas, weights: Sequence[float]) -> None:
         """Aggregate the deltas and move x', every x_i and e."""
         sample, deltas = started
-        sent = compressed(self.compressor, deltas)
+        place = sample.take(self.model.vector) if self.seen else None
+        draws = draws_of(deltas, self.model.round) if self.correlated else None
+        sent = compressed(self.compressor, deltas, place, draws)
         e, v = sample.take(self.error), None
         D = self._mean(sent, weights, torch.zeros_like(e) if self.outer.momentum else e.clone())
         if self.outer.momentum:
             v = sample.take(self.momentum)
             D = self.outer.step(D, v).add_(e)
             sample.put_(self.momentum, v)
-        (moved,) = compressed(self.compressor, D[None])
+        (moved,) = compressed(self.compressor, D[None], place)
         if self.model.round % MEASURED == 1:
             self.up, self.down = (len(self.compressor.encode(one).packet) for one in (deltas[0], D))
         sample.put_(self.error, D - moved)
@@ -78,12 +86,19 @@ class DeviceExchange:
         return out
 
 
-def compressed(compressor: Cocktail, v: Tensor) -> Tensor:
-    """Compute what packets of the rows of v (N, m) decode to, (N, m)."""
+def compressed(
+    compressor: Cocktail, v: Tensor, place: Tensor | None = None, draws: Tensor | None = None
+) -> Tensor:
+    """Compute what packets of the rows of v (N, m) decode to, (N, m).
+
+    Args:
+        place: the weights (m,) that v changes, where what BF16 sees most of it is selected.
+        draws: thresholds (N, m), where everything is sent and rounded at random.
+    """
     k = topk.share_of(v.shape[1], compressor.topk_ratio)
     if k >= v.shape[1]:
-        return quantized(v, compressor)
-    magnitudes = v.abs()
+        return quantized(v, compressor, draws)
+    magnitudes = v.abs() if place is None else seen_in_bf16(v, place)
     border = magnitudes.topk(k, sorted=False).values.amin(1, keepdim=True)
     above, equal = magnitudes > border, magnitudes == border
     # of equal ones the first, as the product has it: an aggregate has many
@@ -94,7 +109,7 @@ def compressed(compressor: Cocktail, v: Tensor) -> Tensor:
     return decoded.gather(1, place)
 
 
-def quantized(values: Tensor, compressor: Cocktail) -> Tensor:
+def quantized(values: Tensor, compressor: Cocktail, draws: Tensor | None = None) -> Tensor:
     """Quantize the rows of values (N, k) and compute what their codes mean."""
     bits, bucket, count = compressor.quant_bits, compressor.quant_bucket_size, values.shape[1]
     if bits == 32:
@@ -105,17 +120,20 @@ def quantized(values: Tensor, compressor: Cocktail) -> Tensor:
         places = torch.floor(rows * inverse(scale) + 0.5).clamp(-32767, 32767)
         return (places * scale).flatten(1)[:, :count]
     looked_at = torch.stack([seen(own, bucket) for own in values]).cpu().numpy()  # the host waits
-    many = compiled(count)
+    many, every = compiled(count), [None] * len(values) if draws is None else list(draws)
     return torch.stack(
         [
-            leveled(own, whole, count, plan(few, bits, many, compressor.quant_step), bits)
-            for own, whole, few in zip(rows, values, looked_at, strict=True)
+            leveled(own, whole, count, plan(few, bits, many, compressor.quant_step), bits, drawn)
+            for own, whole, few, drawn in zip(rows, values, looked_at, every, strict=True)
         ]
     )
 
 
-def leveled(rows: Tensor, values: Tensor, count: int, how: Plan, bits: int) -> Tensor:
-    """Quantize one vector's buckets (b, bucket) to the nearest levels of its plan, (k,)."""
+def leveled(
+    rows: Tensor, values: Tensor, count: int, how: Plan, bits: int, drawn: Tensor | None = None
+) -> Tensor:
+    """Quantize one vector's buckets (b, bucket) to the nearest levels of its plan, (k,); with thresholds
+    (k,) to one of the two around each."""
     magnitudes, bucket = rows.abs(), rows.shape[1]
     scale = magnitudes.amax(1) if how.by_largest else magnitudes.mean(1)
     if not how.by_largest and count % bucket:
@@ -142,8 +160,12 @@ def leveled(rows: Tensor, values: Tensor, count: int, how: Plan, bits: int) -> T
         y = torch.where(outlying[:, None], y * (scale * inverse(wider))[:, None], y)
         scale = wider
     table = torch.from_numpy(how.table.astype(np.float32)).to(rows.device)
-    found = table[nearest(y)] * (scale * 2.0**-how.unit)[:, None]
-    return torch.where(values < 0, -1.0, 1.0) * found.flatten()[:count]
+    sign, chosen = torch.where(values < 0, -1.0, 1.0), nearest(y)
+    if drawn is not None:
+        few, sign = rounded(y.flatten()[:count] * sign, at, drawn)
+        chosen = torch.nn.functional.pad(few, (0, y.numel() - count)).view_as(y)
+    found = table[chosen] * (scale * 2.0**-how.unit)[:, None]
+    return sign * found.flatten()[:count]
 
 
 def bf16(x: Tensor, up: bool) -> Tensor:

@@ -65,7 +65,18 @@ def ways(rank: int) -> dict[str, tuple[Way, ...]]:
         way("SparseLoCo, every 30 steps", loco),
     ]
     others = [way("`cocktail`", SUM), *sparser] if rank else published
-    return {"first": first, "counts": counts, "others": tuple(others)}
+    tried = [way(f"{named}, steps ahead of the delay", replace(product, ahead=1))]
+    if rank:
+        signs = replace(product, bits=1, correlated=1)
+        tried += [
+            way("2 bits, correlated", replace(signs, bits=2)),
+            way("1 bit, correlated", signs),
+            way(f"{named}, A and B in turn", replace(product, in_turn=1)),
+            way(f"{named}, 1 gathering step", replace(product, gathering=1)),
+        ]
+    else:
+        tried += [way(f"{named}, what BF16 sees", replace(product, seen=1))]
+    return {"first": first, "counts": counts, "others": tuple(others), "levers": tuple(tried)}
 
 
 WAYS = {rank: ways(rank) for rank in RATES}
@@ -85,6 +96,7 @@ LANGUAGE_CELLS = [
     *at("counts"),
     *(cell for factor in (2, 0.5, 4) for cell in at("first", factor)),
     *at("others"),
+    *(cell for seed in SEEDS for cell in at("levers", seed=seed)),
     *(cell for seed in SEEDS[1:] for group in ("first", "counts") for cell in at(group, seed=seed)),
 ]
 

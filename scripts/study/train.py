@@ -48,7 +48,8 @@ from recipes.training import (
 from recipes.weight_files import FlatParameters
 from scripts.study.adapters import Adapters
 from scripts.study.begun import Begun
-from scripts.study.device_exchange import DeviceExchange
+from scripts.study.device_exchange import Deltas, DeviceExchange
+from scripts.study.levers import in_turn
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
@@ -128,11 +129,22 @@ class Setting:
     shares: str = ""  # rows of each peer, as `1:7`; "": equal ones
     turns: str = ""  # how many of the peers there are in each part of the run, as `2:8:2`; "": all
     own_noise: int = 1  # 1: peers divide by the noise of their own samples; 0: by that of the step's mean
+    # 1, of what the product has not (levers.py):
+    ahead: int = 0  # a step takes back the one before and is taken twice, for the delay (arXiv 2606.30634)
+    seen: int = 0  # top-K of what a forward pass in BF16 sees most
+    correlated: int = 0  # values are rounded at random, by draws that the peers share
+    in_turn: int = 0  # A is trained and sent in even steps, B in odd ones
+    gathering: int = 0  # so many first steps move nothing: they begin the optimizer's moments
 
     @property
     def by_vectors(self) -> bool:
         """Tell whether a `DeviceExchange` can do it."""
         return self.staleness < 2 and not (self.masked or self.uncompressed or self.dropped or self.turns)
+
+    @property
+    def only_by_vectors(self) -> bool:
+        """Tell whether nothing else can do it."""
+        return bool(self.seen or self.correlated or self.in_turn)
 
     @property
     def compression(self) -> Compression:
@@ -276,11 +288,14 @@ class Peer:
         self.flat = flat
         self.flat.take(global_model.vector)
         self.worker = Worker(self.flat.vector, global_model, decay=setting.error_decay)
-        self.optimizer = build_optimizer(flat.masters, training, embeddings)
+        apart = (flat.masters[0::2], flat.masters[1::2]) if setting.in_turn else (flat.masters,)
+        self.optimizers = [build_optimizer(masters, training, embeddings) for masters in apart]
+        self.ahead = torch.zeros_like(flat.vector) if setting.ahead else None  # the last step, (P,)
+        self.gathering = setting.gathering
         self.noise = GradientNoise(positions_of(flat.layout), training.adam_beta2, flat.vector.device)
         self.linear, self.steps = training.optim in LINEAR, 0
         if setting.masked:
-            masks = partial(mask_momentum, self.optimizer, flat.masters, flat.layout.offsets)
+            masks = partial(mask_momentum, self.optimizers[0], flat.masters, flat.layout.offsets)
             self.worker.on_taken = masks
 
     def step(self, grad: Tensor, half: tuple[float, Tensor] | None, rate: float, beta1: float) -> None:
@@ -294,12 +309,19 @@ class Peer:
         if half is not None:
             self.noise.partly(half[0], half[1] * clipped)
         longer = 1.0 if self.linear else self.noise.sums.factor
+        optimizer = self.optimizers[self.steps % len(self.optimizers)]
+        rate = rate if self.steps >= self.gathering else 0.0
         self.steps += 1
         if self.noise.wanted:
             self.noise.take(self.flat.grad[self.noise.positions])
         self.noise.observe()
-        set_learning_rate(self.optimizer, rate, beta1, longer)
-        self.optimizer.step()
+        set_learning_rate(optimizer, rate, beta1, longer)
+        before = self.flat.vector[:0] if self.ahead is None else self.flat.vector.clone()
+        optimizer.step()
+        if self.ahead is not None:
+            step = self.flat.vector - before
+            self.flat.vector.add_(step - self.ahead)
+            self.ahead.copy_(step)
 
 
 @dataclass(frozen=True)
@@ -307,7 +329,7 @@ class Started:
     """A round that has begun: packets by peer, or the peers' deltas on a device."""
 
     packets: list[DecodedPacket] = field(default_factory=list)
-    deltas: tuple[Sample, Tensor] | None = None
+    deltas: Deltas | None = None
 
 
 @dataclass(frozen=True)
@@ -383,8 +405,13 @@ class Swarm:
         self.up = self.down = self.round = 0
         self.flights: deque[RoundInFlight] = deque()  # with a staleness of S never more than S
         if on_device is None:
-            on_device = self.trained.is_cuda and setting.by_vectors
+            on_device = (self.trained.is_cuda and setting.by_vectors) or setting.only_by_vectors
         made = DeviceExchange(self.global_model, outer, setting.error_decay) if on_device else None
+        if made is not None:
+            made.seen, made.correlated = bool(setting.seen), bool(setting.correlated)
+            made.parts = (
+                in_turn(self.peers[0].flat.layout.offsets, self.trained.device) if setting.in_turn else ()
+            )
         self.on_device = made
 
     def new_peer(self) -> Peer:

@@ -19,6 +19,7 @@ from cocktail_cli.recipe_request import RecipeRequest
 from cocktail_cli.ui import counted, megabytes, say, time_left_text
 
 from .gpu_table import Gpu, gpu_of, this_machine
+from .measured_loss import Expected, expected_loss
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -32,7 +33,7 @@ IN_FLIGHT = "compression.staleness=2"
 # for lines that the sparsest packets fill: what costs the least quality first
 THIN = ((SPARSE,), (IN_FLIGHT,), (LONGER,), (IN_FLIGHT, LONGER))
 CUT = 0.3  # share of the recipe's packet below which SPARSE ends at a lower loss (recipes/LOG.md, 2026-11-26)
-ALGORITHM = "recipes/ALGORITHM.md"
+ALGORITHM, RESULTS = "recipes/ALGORITHM.md", "scripts/RESULTS.md"
 MANY = 1000  # steps of a plan whose data do not say how many they are
 CARRIES = 0.9  # of a line's rate, in packets: the rows at 20 Mbit/s of RESULTS.md have 0.91 and 0.87
 UTILISATION = 0.35  # of a device's peak, as a rule of thumb: `--step-time` replaces it by a measurement
@@ -124,6 +125,10 @@ class Plan:
         return self.peers if way is None else way.hub
 
     @property
+    def loss(self) -> Expected | None:
+        return expected_loss(self.recipe, self.memory.parameters, self.peers, self.steps)
+
+    @property
     def cost(self) -> float | None:
         price = self.asked.price
         return self.hours * self.peers * price if self.hours and price else None
@@ -186,8 +191,9 @@ def plan(
     "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}], "bytes", "fits",
     ...}, "traffic", "time", "line": {"computing" (share of the time), "over_hub" (aggregates over the hub's
     line in a round), "bottleneck", "hub_alike": {"computing", "bottleneck"} (with the hub on such a line)},
-    "disk": {"host", "peer"} (bytes by what they are of), "stages": {"machines", "sent" (bytes to neighbours
-    in a step)}, "bottleneck", "hint"}
+    "loss": {"over" (share above all-reduce's), "peers", "beyond"} or null, "disk": {"host", "peer"} (bytes
+    by what they are of), "stages": {"machines", "sent" (bytes to neighbours in a step)}, "bottleneck",
+    "hint"}
     """
     from recipes.planning import Machine
 
@@ -462,6 +468,12 @@ def lines(plan: Plan) -> Iterator[str]:
     else:
         cost = f", ~{plan.cost:.2f} at {asked.price:g} a GPU hour" if plan.cost is not None else ""
         yield f"time     {plan.steps:,} steps = {time_left_text(3600 * plan.hours)}{cost}"
+    if plan.loss is None:
+        yield f"loss     not known: this method was not measured; see {RESULTS}"
+    else:
+        over = f"{plan.loss.over:+.1%} over all-reduce, as measured with {counted(plan.loss.peers, 'peer')}"
+        beyond = f"; not measured: {', '.join(plan.loss.beyond)}" if plan.loss.beyond else ""
+        yield f"loss     {over}{beyond}; see {RESULTS}"
     for name, (place, files) in zip(("disk", ""), plan.disk.items(), strict=True):
         sizes = " + ".join(f"{what} {megabytes(size)}" for what, size in files.items())
         over = "" if plan.steps or not name else f", in {MANY:,} steps"
@@ -515,6 +527,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
             "bottleneck": step.slowest,
             "hub_alike": {"computing": plan.alike.computing, "bottleneck": plan.alike.slowest},
         },
+        "loss": None if plan.loss is None else asdict(plan.loss),
         "disk": plan.disk,
         "stages": {"machines": plan.asked.stages, "sent": plan.stage_line},
         "bottleneck": step.bottleneck,

@@ -65,6 +65,7 @@ def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -
         "line",
         "step",
         "time",
+        "loss",
         "disk",
         "hint",
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def reach_tests(*folders: str) -> None:
-    """Make the modules in these folders of tests/ importable: laws live there, scripts drive them."""
-    paths = [str(ROOT / "tests" / folder) for folder in folders]
-    sys.path += [path for path in paths if path not in sys.path]
+def reach_tests() -> None:
+    """Make the modules of tests/ importable: laws live there, scripts drive them."""
+    folders = sorted({str(path.parent) for path in (ROOT / "tests").rglob("*.py")})
+    sys.path += [folder for folder in folders if folder not in sys.path]

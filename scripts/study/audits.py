@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--runs", type=int, default=100)
     asked = parser.parse_args()
-    reach_tests("end_to_end", "transport", "transport/audits", "recipes")
+    reach_tests()
     if asked.what == "distances":
         distances(asked.rate, asked.rounds, asked.keys)
     elif asked.what == "liars":

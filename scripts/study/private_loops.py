@@ -101,7 +101,7 @@ def main() -> None:
     asked.add_argument("--rate", type=float, default=5e-3)
     asked.add_argument("--folder", type=Path, default=Path("outputs/quality"), help="for the base")
     args = asked.parse_args()
-    reach_tests("", "extensions/own_loop", "transport", "transport/hub")
+    reach_tests()
     _, held = documentation(SIZE.length)
     print(f"base {float(held_out(adapted(args.folder), held.all())):.4f}", flush=True)
     for epsilon in (None, *args.epsilons):

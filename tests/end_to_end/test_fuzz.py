@@ -1,5 +1,7 @@
 """scripts/fuzz in short: whatever arrives is taken and well formed, or refused by its own error."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from random import Random
@@ -29,6 +31,14 @@ def test_what_a_stranger_sends_is_sound_or_refused_in_bounded_memory(group: str,
     for name, tally in out.tallies.items():
         assert tally.taken < tally.cases, f"{name} refuses nothing"
         assert tally.taken or name == "kept", f"{name} takes nothing: its cases get nowhere"
+
+
+@pytest.mark.slow
+def test_the_script_finds_its_targets_without_pytest(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.fuzzing.fuzz", "--cases", "60", "--folder", str(tmp_path)]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def sizes(thing: object, seen: set[int], depth: int = 0) -> Iterator[int]:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 LEAVES_WITHIN = signals.LEAVE_WITHIN + 8.0  # seconds for the session to end
 WINDOW = 1 << 22  # parameters that are read at a time
+MOST = 10**12  # samples of a step, and its loss: sums of them are within what a report carries
 WHOLE = 1 << 40  # samples of a micro-batch: a user's gradient is one
 WRAPPED = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 
@@ -147,7 +149,7 @@ class Swarm:
 
         Raises SwarmOver once the run is over or this peer has left, and Failure.
         """
-        if not hasattr(samples, "__index__") or (samples := index(samples)) < 1:
+        if not hasattr(samples, "__index__") or not 1 <= (samples := index(samples)) <= MOST:
             raise Failure("usage", f"a step of {samples!r} samples", hints=("samples=len(batch), 1 or more",))
         if self._trainer.evaluating:
             raise Failure("usage", "swarm.step inside swarm.global_model()", hints=("end that block first",))
@@ -155,11 +157,13 @@ class Swarm:
             self._end()
         try:
             mean = float(loss.detach() if isinstance(loss, Tensor) else loss)
+            if not isfinite(mean):
+                raise ValueError(f"it is {mean}")
         except (TypeError, ValueError, RuntimeError) as error:
             hints = ("the mean over the batch: a number, or a tensor of one",)
             raise Failure("usage", f"a step of no loss: {error}", hints=hints) from None
         norm = self._trainer.collect()
-        self.turns.give(Gradient(mean, samples, norm))
+        self.turns.give(Gradient(max(-MOST, min(mean, MOST)), samples, norm))
         self._await_turn()
         return self.last
 

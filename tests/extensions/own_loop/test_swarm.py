@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,32 @@ def test_a_cell_of_a_notebook_takes_part(tmp_path: Path) -> None:
         run.wait()
 
         assert torch.equal(flat(found[0]), run.folded())
+
+
+def test_a_notebook_takes_part_with_the_lines_of_the_readme(tmp_path: Path) -> None:
+    """A real kernel runs cells; the block of one ends with the run, and a later cell has its model."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    with hosted(tmp_path, conv_net()) as run:
+        cells = (
+            f"import sys\nsys.path[:0] = {sys.path!r}\n"
+            "import cocktail_cli, torch\nfrom own_host import conv_net, flat, images\n"
+            "model = conv_net(3)\noptimizer = torch.optim.SGD(model.parameters(), lr=1.0)\n"
+            "generator = torch.Generator().manual_seed(1)",
+            f"with cocktail_cli.join_with({str(run.url)!r}, model, optimizer) as swarm:\n"
+            "    while True:\n"
+            "        pixels, labels = images(16, generator)\n"
+            "        loss = torch.nn.functional.cross_entropy(model(pixels), labels)\n"
+            "        loss.backward()\n"
+            "        swarm.step(loss, 16)",
+            "print(swarm.reason, float(flat(model).sum()))",
+        )
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+        nbclient.NotebookClient(book, timeout=120).execute()
+        run.wait()
+
+        said = book.cells[-1].outputs[0].text
+        assert float(said.split()[-1]) == pytest.approx(float(run.folded().sum()))
 
 
 def test_what_accelerate_has_prepared_takes_part(tmp_path: Path) -> None:
@@ -282,9 +310,19 @@ def test_a_step_without_gradients_is_one_error(endless: Hosted) -> None:
 
 
 def test_a_step_of_no_loss_is_one_error(endless: Hosted) -> None:
-    for loss in (None, "x", torch.ones(3)):
+    for loss in (None, "x", torch.ones(3), nan):
         met = mistake(endless, lambda swarm, model, optimizer, loss=loss: swarm.step(loss, 16))
         assert "a step of no loss" in met.message
+
+
+def test_a_loss_beyond_all_ranges_holds_up_no_round(endless: Hosted) -> None:
+    def far_off(swarm: Swarm, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(4):
+            model(torch.ones(1, 1, 8, 8)).sum().backward()
+            swarm.step(1e30, 10**12)
+        swarm.step(1.0, 10**13)
+
+    assert "a step of 10000000000000 samples" in mistake(endless, far_off).message
 
 
 @pytest.mark.parametrize("change", ["a second optimizer", "other weights", "another dtype"])

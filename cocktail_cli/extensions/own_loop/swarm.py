@@ -9,7 +9,6 @@ with cocktail_cli.join_with(url, model, optimizer) as swarm:
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -394,12 +393,10 @@ def check_usable(model: nn.Module, optimizer: Optimizer) -> None:
 
 def check_optimizer(trained: dict[nn.Parameter, str], optimizer: Optimizer) -> None:
     """Raise Failure unless this one optimizer has all that is trained, and nothing else."""
-    try:
-        inspect.signature(optimizer.step).bind()
-    except (AttributeError, TypeError):
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
         hints = ("join_with(RUN_URL, model, torch.optim.AdamW(model.parameters()))",)
-        raise Failure("usage", f"{kind} is no optimizer whose step() needs no closure", hints=hints) from None
+        raise Failure("usage", f"{kind} is no optimizer whose step() needs no closure", hints=hints)
     if getattr(optimizer, "scaler", None) is not None:
         hints = ("mixed_precision='bf16'",)
         raise Failure("usage", "the optimizer scales gradients itself, and would skip steps", hints=hints)

@@ -363,6 +363,7 @@ def test_a_swarm_outside_of_its_block_is_one_error(endless: Hosted) -> None:
 def test_a_compiled_model_takes_part_as_itself(endless: Hosted) -> None:
     model = torch.compile(conv_net(), backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # it wraps optimizer.step, and has no effect
     with cocktail_cli.join_with(str(endless.url), model, optimizer) as swarm:
         model(torch.ones(1, 1, 8, 8)).sum().backward()
         swarm.step(1.0, 16)
@@ -458,8 +459,10 @@ def test_what_is_no_optimizer_or_needs_a_closure_is_refused(optimizer: Any) -> N
 
 
 def test_an_optimizer_that_scales_gradients_by_itself_is_refused() -> None:
+    from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
 
+    Accelerator(cpu=True)  # makes the state that its optimizers ask for
     model = conv_net()
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     scaled = AcceleratedOptimizer(sgd, device_placement=False, scaler=torch.amp.GradScaler("cpu"))

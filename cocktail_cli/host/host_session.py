@@ -412,7 +412,7 @@ class HostSession:
         from .narrator import Narrator
         from .snapshot_thread import SnapshotThread
 
-        if self.recipe.objective.invitation():
+        if not self.recipe.datasets:
             peers = 0
         self.arguments = arguments_of(local, peers)
         with ExitStack() as ours:  # until the hub has it
@@ -492,7 +492,7 @@ class HostSession:
         from .run_delegate import RunDelegate
 
         model = self.recipe.model
-        for one in used(self.recipe):
+        for one in used(self.recipe, self.given):
             one.check_host(self.recipe)
         data = in_folder.with_data_here(self.recipe, self.folder)
         for dataset in (*data.datasets, *data.eval_datasets):
@@ -523,7 +523,7 @@ class HostSession:
     def _tokenized(self, data: Recipe, base: Path) -> Corpus | StreamedCorpus:
         """Build the corpus of a run's data sets; store the tokenizer and a prompt of a new run."""
         from recipes.data import typed_prompt
-        from recipes.models import check_fit, load_tokenizer, open_tokenizer, vocabulary_of
+        from recipes.models import check_fit, check_trainable, load_tokenizer, open_tokenizer, vocabulary_of
         from recipes.weight_files import check_weights
 
         stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
@@ -532,6 +532,7 @@ class HostSession:
         else:
             tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
         check_fit(self.recipe, base)
+        check_trainable(self.recipe, base)
         if self.resumed is None:
             for warning in check_weights(base, model.trust_remote_code):
                 self.show(events.Warning(warning))

@@ -45,10 +45,9 @@ class RunDelegate:
     def __init__(self, recipe: Recipe, base: Base, corpus: Corpus | StreamedCorpus, ledger: Path) -> None:
         from recipes.algorithm import aggregator_of
         from recipes.errors import ModelError
-        from recipes.models import check_trainable, count_trainable
+        from recipes.models import count_trainable
 
         self.recipe, self.base, self.corpus = recipe, base, corpus
-        check_trainable(recipe, base.folder)
         self.parameters = count_trainable(recipe, base.folder)  # P
         if (shards := recipe.compression.shard_count) > self.parameters:
             few = f"the model's {self.parameters:,} parameters"

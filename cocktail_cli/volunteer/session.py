@@ -276,11 +276,11 @@ class VolunteerSession:
                 around.check(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
         key, recipe = own_keys().public, bootstrap.recipe
-        parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server)
+        models = (around.model() for around in self.joining)
+        given = bootstrap.imports.given = next((model for model in models if model is not None), None)
+        parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server, given)
         extensions = bootstrap.extensions = peer_extensions(parts)
         link.listen({one.name: one.received for one in extensions})
-        models = (around.model() for around in self.joining)
-        bootstrap.imports.given = next((model for model in models if model is not None), None)
         self.run = RunLink(link, bootstrap.spool, recipe.compression.staleness, extensions)
         bootstrap.stays = self.server is not None and self.run.is_fetched_from
         with ExitStack() as stack:

@@ -176,7 +176,7 @@ def _conflicts(recipe: Recipe, extend: Extend) -> Iterator[Conflict]:
         yield Conflict("training.global_batch_size", text)
     if swarm.max_peers is not None and swarm.max_peers < fewest:
         yield Conflict("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={fewest}")
-    if not recipe.datasets and not recipe.objective.invitation():
+    if not recipe.datasets and recipe.objective.datasets:
         given = "datasets" in recipe.model_fields_set
         yield Conflict("datasets", "needs at least one entry" if given else "is required")
     weighted = [dataset.weight is not None for dataset in recipe.datasets]

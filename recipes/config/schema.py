@@ -152,6 +152,7 @@ class ObjectiveSection(ExtensionSection):
     term: ClassVar[str] = "token"  # what the loss is a mean over; anything else: a sample is one
     adapters_rate: ClassVar[float | None] = None  # usual learning rate of adapters; None: that of texts
     method: ClassVar[str] = ""  # in words, for people
+    datasets: ClassVar[bool] = True  # False: a run has none, as peers bring model, data and loop
 
     def described(self) -> Iterator[str]:
         """Yield lines of a model card that say how it trained."""
@@ -166,11 +167,6 @@ class ObjectiveSection(ExtensionSection):
 
     def row_reader(self) -> Any:
         """Make the `recipes.data.RowReader` of its `row_type`; None: it has none."""
-
-    def invitation(self) -> str:
-        """Say how a machine takes part where peers bring a model, data and a loop of their own: the hub knows
-        the names and shapes of what is trained. Empty: peers train what the hub leases."""
-        return ""
 
     def corpus(self, recipe: Recipe) -> Any:
         """Make the `recipes.data.Corpus` of a run without data sets; None: it is read from them."""
@@ -504,7 +500,7 @@ class Recipe(Section):
 
     @property
     def has_eval(self) -> bool:
-        return bool(self.data.val_set_size or self.eval_datasets or self.objective.invitation())
+        return bool(self.data.val_set_size or self.eval_datasets or not self.datasets)
 
     def to_json(self) -> str:
         """Serialize canonically: keys sorted, no spaces. `recipe_hash` is the sha256 of this text."""

@@ -303,9 +303,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
 
     base = public_name(recipe.model.model_name_or_path)
     data = [public_name(dataset.path) for dataset in recipe.datasets]
-    objective = recipe.objective
-    objectives = [name for name, section in recipe.extensions.items() if section is objective]
-    brought = bool(objective.invitation())  # the model is of a class that only peers know
+    objectives = [name for name, section in recipe.extensions.items() if section is recipe.objective]
     about = ModelCardData(
         license=made.licence.name or None,
         license_name=made.licence.title or None,
@@ -313,8 +311,8 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
         model_name=made.run,
         eval_results=evaluations(recipe, made) or None,
         base_model=base if is_repository_id(recipe.model.model_name_or_path) else None,
-        library_name=None if brought else "transformers" if recipe.lora is None or made.merged else "peft",
-        pipeline_tag=None if brought else "text-generation",
+        library_name=None if not data else "transformers" if recipe.lora is None or made.merged else "peft",
+        pipeline_tag=None if not data else "text-generation",
         datasets=[
             name
             for dataset, name in zip(recipe.datasets, data, strict=True)
@@ -396,11 +394,11 @@ def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
         kind = "DoRA" if lora.use_dora else "LoRA"
         yield f"{kind}: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {dropout:g}{bits}"
     yield from recipe.objective.described()
-    packed, brought = ", packed" if data.packing else "", bool(recipe.objective.invitation())
-    long = "" if brought else f" of at most {data.max_length:,} tokens{packed}"
+    packed = ", packed" if data.packing else ""
+    long = f" of at most {data.max_length:,} tokens{packed}" if recipe.datasets else ""
     yield f"{samples:,} samples{long}, {training.global_batch_size:,} a step"
     schedule = training.lr_scheduler_type.replace("_", " ")
-    by = "the peers' own optimizers" if brought else training.optim
+    by = training.optim if recipe.datasets else "the peers' own optimizers"
     yield f"learning rate {training.learning_rate:g}, {schedule}; {by}"
     yield f"updates exchanged with the preset `{recipe.compression.preset}`"
 

@@ -300,8 +300,8 @@ def with_liger_kernels(model: PreTrainedModel, recipe: Recipe, device: str | tor
 def meta_trained_model(recipe: Recipe, base: Path) -> nn.Module:
     """Build the model that is trained on the meta device: names, shapes and dtypes. Errors: ModelError, also
     where peers bring a model of their own."""
-    if said := recipe.objective.invitation():
-        raise ModelError("this run has no model that cocktail could build: peers bring their own", said)
+    if not recipe.datasets:
+        raise ModelError("this run has no model that cocktail could build", "its peers bring their own")
     as_stored = recipe.lora is not None and recipe.model.dtype == "auto"
     dtype = None if as_stored else DTYPES.get(recipe.model.dtype, torch.float32)
     return prepare_for_training(meta_model(base, dtype, recipe.model.trust_remote_code), recipe)
@@ -309,8 +309,6 @@ def meta_trained_model(recipe: Recipe, base: Path) -> nn.Module:
 
 def check_trainable(recipe: Recipe, base: Path) -> None:
     """Raise ModelError where the class of this base lacks the recipe's attention or checkpointing."""
-    if recipe.objective.invitation():
-        return
     model = meta_model(base, code=recipe.model.trust_remote_code)
     wanted = recipe.model.attn_implementation
     flag = ATTENTION.get(wanted)

@@ -107,6 +107,18 @@ def packet(folder: Path) -> str:
     return section("packet", date=found["date"], table=table(head, body))
 
 
+# ---- hooks of DDP ------------------------------------------------------------------------------------------
+
+
+def ddp(folder: Path) -> str:
+    rows = read(folder / "ddp_hooks.jsonl")
+    head = ["hook", "held-out loss", "kB a rank and step", "ms a step"]
+    body = [
+        [r["hook"], f"{r['loss']:.4f}", f"{r['bytes'] / 1e3:,.1f}", f"{1e3 * r['step_s']:.0f}"] for r in rows
+    ]
+    return section("ddp", dates=dates(rows), table=table(head, body)) if rows else NOTHING
+
+
 # ---- a GPU -------------------------------------------------------------------------------------------------
 
 

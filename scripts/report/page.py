@@ -35,6 +35,7 @@ MAKERS: dict[str, Callable[[Path], str]] = {
     "growth": costs.growth,
     "join": costs.join,
     "packet": costs.packet,
+    "ddp": costs.ddp,
     "gpu": costs.gpu,
 }
 

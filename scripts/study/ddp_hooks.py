@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cocktail_cli import CocktailState, cocktail_hook
 from compress import Cocktail
+from scripts.report import rows
 from scripts.study.train import Size, base, documentation, loss_at, new_model
 from scripts.swarms.lab import parser
 
@@ -78,9 +79,9 @@ def rank_of(rank: int, register: Register, args: Any, folder: Path) -> None:
         if step == DENSE:
             dist.barrier()
             began, before = time.monotonic(), carried()
-        rows = text.rows(size.rows, 1, step)[rank::WORLD]
+        ours = text.rows(size.rows, 1, step)[rank::WORLD]
         optimizer.zero_grad()
-        model(input_ids=rows, labels=rows).loss.backward()
+        model(input_ids=ours, labels=ours).loss.backward()
         optimizer.step()
         decay.step()
     dist.barrier()
@@ -89,10 +90,10 @@ def rank_of(rank: int, register: Register, args: Any, folder: Path) -> None:
         seconds = (time.monotonic() - began) / each
         flat.vector.copy_(torch.nn.utils.parameters_to_vector(flat.model.parameters()).detach())
         loss = loss_at(flat, flat.vector, held.all())
-        print(
-            f"| {args.name} | {loss:.4f} | {sent / each / WORLD / 1000:,.1f} | {1000 * seconds:.0f} |",
-            flush=True,
-        )
+        row = {"hook": args.name, "steps": args.steps, "rate": args.rate, "date": str(date.today())}
+        row |= {"loss": loss, "bytes": sent / each / WORLD, "step_s": seconds}
+        print(row, flush=True)
+        rows.keep(args.out, row, ("hook", "steps", "rate"))
     dist.destroy_process_group()
 
 
@@ -101,9 +102,9 @@ def main() -> None:
     asked.add_argument("--steps", type=int, default=400)
     asked.add_argument("--rate", type=float, default=2e-3)
     asked.add_argument("--folder", type=Path, default=Path("outputs/quality"), help="for the base")
+    asked.add_argument("--out", type=Path, default=rows.FOLDER / "ddp_hooks.jsonl")
     args = asked.parse_args()
     base(Size(), args.folder)
-    print("| hook | held-out loss | kB a rank and step | ms a step |\n|---|---|---|---|")
     for args.name, register in HOOKS.items():
         with tempfile.TemporaryDirectory() as folder:
             fork = multiprocessing.get_context("fork")

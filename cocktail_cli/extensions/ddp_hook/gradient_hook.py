@@ -51,12 +51,14 @@ class CocktailState:
         seed: int = 0,
         dense_steps: int = DENSE_STEPS,
     ) -> None:
+        if not isinstance(compressor, Cocktail):
+            raise TypeError(f"the compressor is {compressor!r:.80}, expected a compress.Cocktail")
         if dense_steps < DENSE_STEPS:
             why = "as DDP cuts its buckets anew after the first"
             raise ValueError(f"dense_steps {dense_steps}: at least {DENSE_STEPS}, {why}")
         self.process_group, self.seed, self.dense_steps = process_group, seed, dense_steps
         self.compressor = replace(compressor, shards=dist.get_world_size(process_group))
-        self.step = 0
+        self.step, self.dense_until = 0, dense_steps
         self.errors: Errors = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -64,11 +66,15 @@ class CocktailState:
         return {"step": self.step, "errors": dict(self.errors), "ranks": self.compressor.shard_count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned on this rank. ValueError: it is of another number of ranks."""
+        """Take over what `state_dict` returned on this rank. The next two steps are exact: DDP cuts
+        its buckets anew. ValueError: it is of another number of ranks, or no such state."""
+        if not isinstance(state, Mapping) or state.keys() != self.state_dict().keys():
+            raise ValueError(f"{state!r:.80} is not what state_dict() of a CocktailState returned")
         if state["ranks"] != self.compressor.shard_count:
             ranks = self.compressor.shard_count
             raise ValueError(f"a checkpoint of {state['ranks']} ranks, there are {ranks}")
         self.step, self.errors = state["step"], dict(state["errors"])
+        self.dense_until = max(self.dense_steps, self.step + DENSE_STEPS)
 
     def errors_of(self, number: int, like: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """Return e_i and E_r of a bucket, zeros at first. RuntimeError: DDP has cut its buckets anew."""
@@ -79,7 +85,8 @@ class CocktailState:
         if own.shape != like.shape:
             raise RuntimeError(
                 f"bucket {number} has {len(like):,} gradients and had {len(own):,}: its errors are of other"
-                " parameters. Raise dense_steps, so that DDP cuts its buckets before."
+                " parameters. Give each DistributedDataParallel a state of its own, which may load another's"
+                " state_dict(); or raise dense_steps, so that DDP cuts its buckets before."
             )
         return own.to(like.device), shared.to(like.device)
 
@@ -90,8 +97,11 @@ def cocktail_hook(state: CocktailState, bucket: dist.GradBucket) -> torch.future
     Where a rank's gradients are not finite all of them become NaN on each rank, which a loss scaler passes
     over, and no error changes.
     """
+    if not isinstance(state, CocktailState):
+        hint = "model.register_comm_hook(CocktailState(), cocktail_hook)"
+        raise TypeError(f"the state of cocktail_hook is {state!r:.80}, expected a CocktailState: {hint}")
     buffer, group = bucket.buffer(), state.process_group
-    if state.step < state.dense_steps or len(buffer) <= FEW:
+    if state.step < state.dense_until or len(buffer) <= FEW:
         dist.all_reduce(buffer.div_(dist.get_world_size(group)), group=group)
     else:
         buffer.copy_(_mean(state, bucket.index(), buffer.float()))

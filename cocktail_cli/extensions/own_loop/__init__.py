@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,6 @@ from cocktail_cli.assembly import (
     ModelOnDisk,
     PeerExtension,
     PeerParts,
-    View,
-    ViewParts,
 )
 from cocktail_cli.errors import Failure
 
@@ -75,12 +73,11 @@ class OwnLoops(Extension):
 
         return WeighedClaims
 
-    def views(self, parts: ViewParts) -> Sequence[View]:
-        """Make none. Raises Failure where the run has no loops of its peers' own."""
-        if "own_loop" not in parts.recipe.extensions:
+    def check_host(self, recipe: Recipe) -> None:
+        """Raise Failure where `--evaluate` is given, and peers have no loops of their own."""
+        if "own_loop" not in recipe.extensions:
             hints = ("without it: the run's own objective is measured (eval_steps=100)",)
             raise Failure("usage", "--evaluate is for runs with a section `own_loop:`", hints=hints)
-        return ()
 
     def model_here(self, work: Any, model: ModelOnDisk, options: Mapping[str, Any]) -> None:
         """Measure a model by the host's own function, if one was named."""
@@ -90,6 +87,10 @@ class OwnLoops(Extension):
             model.tell(measure(function, model))
 
     def peer(self, peer: PeerParts) -> PeerExtension:
+        """Make its part. Raises Failure where a machine brings no loop."""
+        if peer.model is None:
+            terms: Any = peer.recipe.extensions["own_loop"]
+            raise Failure("rejected", "this run's peers bring model and loop", hints=(terms.invitation(),))
         return Paced()
 
 

@@ -140,6 +140,7 @@ class LoopTrainer:
         self.layout, self.kind, self.sizes = self.inner.layout, self.inner.kind, self.inner.sizes
         self.gradient: Gradient | None = None  # of this step
         self.touched = self.evaluating = False
+        self._noted: list[tuple[int, int]] = []
         self._views = self.layout.views(self.flat.grad)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         untyped: Any = self._parameters
@@ -160,6 +161,9 @@ class LoopTrainer:
     def collect(self) -> float:
         """Bring all gradients into the vector, clip them as the run says, and return their norm before.
         Raises Failure where there are none, or one is not finite."""
+        if self._noted != self._state():
+            hints = ("swarm.step alone changes them: one optimizer, no load_state_dict, no .to()",)
+            raise Failure("usage", "the parameters were changed between two steps", hints=hints)
         if not self.touched:
             hints = ("loss.backward(), then swarm.step(loss, samples)",)
             raise Failure("usage", NO_GRADIENT, hints=hints)
@@ -173,6 +177,13 @@ class LoopTrainer:
             hint = "with torch.amp.GradScaler: scaler.unscale_(optimizer), and no swarm.step where it is not"
             raise Failure("usage", "the gradient is not finite, so no step was taken", hints=(hint,))
         return norm
+
+    def note(self) -> None:
+        """Note the parameters as the user's turn begins: only `step` is to change them."""
+        self._noted = self._state()
+
+    def _state(self) -> list[tuple[int, int]]:
+        return [(p.data_ptr(), p._version) for p in self._parameters]
 
     def clear(self) -> None:
         self.touched = False
@@ -244,6 +255,7 @@ class LoopTrainer:
                 yield model
         finally:
             self.evaluating = before
+            self.note()
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self.inner.tensors()

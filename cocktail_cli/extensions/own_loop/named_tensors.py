@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from cocktail_cli.assembly import ModelOnDisk
+from cocktail_cli.errors import Failure
 from cocktail_cli.ui import events
 from recipes.config import Recipe
 from recipes.data import Corpus, Sample
@@ -33,7 +34,6 @@ from recipes.weight_files import (
     Layout,
     StoredVector,
     check_finite,
-    layout_of,
     model_config_files,
     open_tensors,
     write_safetensors,
@@ -42,16 +42,27 @@ from recipes.weight_files import (
 SAVE = "cocktail_cli.save_base(model, FOLDER) writes it, of the model as peers train it"
 
 
+def trained_of(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Return the parameters that a model trains, with their names. Raises Failure where there are none."""
+    if not isinstance(model, nn.Module):
+        raise Failure("usage", f"the model is a {type(model).__name__}, expected a torch.nn.Module")
+    trained = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        hints = ("requires_grad_(True) for what is to be trained",)
+        raise Failure("usage", "the model trains nothing: all of its parameters are frozen", hints=hints)
+    return trained
+
+
 def save_base(model: nn.Module, folder: str | Path) -> None:
     """Write what a run of own loops begins with: the parameters that `model` trains, and its config."""
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    trained = {name: p.detach().float() for p, name in trained_of(model).items()}
     path, config = Path(folder), getattr(model, "config", None)
     path.mkdir(parents=True, exist_ok=True)
     if hasattr(config, "save_pretrained"):
         config.save_pretrained(path)  # type: ignore[union-attr]
     else:
         (path / "config.json").write_text(json.dumps({"architectures": [type(model).__name__]}) + "\n")
-    layout_of(model)  # raises where nothing is trained
-    trained = {name: p.detach().float() for name, p in model.named_parameters() if p.requires_grad}
     write_safetensors(path / WEIGHTS_FILE, trained, {"format": "pt"})
 
 

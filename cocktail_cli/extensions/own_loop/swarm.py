@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +31,17 @@ from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, take_turns
 from recipes.config import Recipe
 from recipes.training import ModelExtension, Peer, peer_of
 from recipes.weight_files import layout_of
+from transport.protocol import TransportError
 
 from .loop_trainer import Evaluate, Gradient, LoopTrainer, Turns
-from .named_tensors import check_layout, open_named
+from .named_tensors import check_layout, open_named, trained_of
 
 if TYPE_CHECKING:
-    from transport import PeerLink
+    from transport import PeerLink, RunURL
 
 LEAVES_WITHIN = signals.LEAVE_WITHIN + 8.0  # seconds for the session to end
 WINDOW = 1 << 22  # parameters that are read at a time
+MOST = 10**12  # samples of a step, and its loss: sums of them are within what a report carries
 WHOLE = 1 << 40  # samples of a micro-batch: a user's gradient is one
 WRAPPED = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 
@@ -64,9 +67,18 @@ def join_with(
 
     Raises Failure where model or optimizer cannot take part.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     check_usable(model, optimizer)
     plain = getattr(optimizer, "optimizer", optimizer)  # accelerate's has it inside
-    return Swarm(url, model, plain, evaluate, name or default_peer_name(), show or warn)
+    return Swarm(dialled(url), model, plain, evaluate, name or default_peer_name(), show or warn)
+
+
+def dialled(url: str) -> RunURL:
+    """Parse the URL of a run. Raises Failure."""
+    try:
+        return url_to_dial(str(url or ""))  # an environment may have none
+    except TransportError as error:
+        raise explain(error) from error
 
 
 def warn(event: Any) -> None:
@@ -82,7 +94,7 @@ class Swarm:
 
     def __init__(
         self,
-        url: str,
+        url: RunURL,
         model: nn.Module,
         optimizer: Optimizer,
         evaluate: Evaluate | None,
@@ -90,7 +102,7 @@ class Swarm:
         show: Callable[[Any], None],
     ) -> None:
         self.turns, self.told = Turns(), show
-        self.url, self.optimizer = url_to_dial(url), optimizer
+        self.url, self.optimizer = url, optimizer
         self.limits = VolunteerLimits(name, [str(next(model.parameters()).device)], WHOLE)
         self.joining = JoinedLoop(model, optimizer, evaluate, self.turns)
         self.last: events.Step | None = None  # the newest round that was joined
@@ -103,6 +115,8 @@ class Swarm:
         self._thread = threading.Thread(target=self._take_part, name="swarm", daemon=True)
 
     def __enter__(self) -> Swarm:
+        if self._thread.ident is not None:
+            raise Failure("usage", "the block of a swarm was entered before", hints=("join_with(...) again",))
         with ExitStack() as stack:
             stack.enter_context(signals.leave_on_signal(self.joining.ask))
             stack.enter_context(self._stepping())
@@ -134,15 +148,21 @@ class Swarm:
 
         Raises SwarmOver once the run is over or this peer has left, and Failure.
         """
-        if not hasattr(samples, "__index__") or (samples := index(samples)) < 1:
+        if not hasattr(samples, "__index__") or not 1 <= (samples := index(samples)) <= MOST:
             raise Failure("usage", f"a step of {samples!r} samples", hints=("samples=len(batch), 1 or more",))
-        if self.joining.trainer.evaluating:
+        if self._trainer.evaluating:
             raise Failure("usage", "swarm.step inside swarm.global_model()", hints=("end that block first",))
         if self.turns.ended.is_set():
             self._end()
-        norm = self.joining.trainer.collect()
-        mean = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-        self.turns.give(Gradient(mean, samples, norm))
+        try:
+            mean = float(loss.detach() if isinstance(loss, Tensor) else loss)
+            if not isfinite(mean):
+                raise ValueError(f"it is {mean}")
+        except (TypeError, ValueError, RuntimeError) as error:
+            hints = ("the mean over the batch: a number, or a tensor of one",)
+            raise Failure("usage", f"a step of no loss: {error}", hints=hints) from None
+        norm = self._trainer.collect()
+        self.turns.give(Gradient(max(-MOST, min(mean, MOST)), samples, norm))
         self._await_turn()
         return self.last
 
@@ -154,7 +174,7 @@ class Swarm:
     @contextmanager
     def global_model(self) -> Iterator[nn.Module]:
         """Let the model have the parameters of x' in this block, to be evaluated."""
-        peer, trainer = self.joining.peer, self.joining.trainer
+        trainer, peer = self._trainer, self.joining.peer
         if trainer.evaluating:  # at x' already
             yield self.joining.own
             return
@@ -172,9 +192,17 @@ class Swarm:
 
     # ---- turns ---------------------------------------------------------------------------------------------
 
+    @property
+    def _trainer(self) -> LoopTrainer:
+        """Return the trainer. Raises Failure before the block."""
+        if (trainer := self.joining.trainer) is None:
+            raise Failure("usage", "the run is not joined", hints=("with join_with(...) as swarm:",))
+        return trainer
+
     def _await_turn(self) -> None:
         if not self.turns.wait():
             self._end()
+        self._trainer.note()
 
     def _end(self) -> None:
         """Raise why there is no turn any more."""
@@ -261,7 +289,7 @@ class JoinedLoop(Joining):
     """Builds a session's peer of the user's model and optimizer."""
 
     process = False
-    trainer: LoopTrainer
+    trainer: LoopTrainer | None = None  # with the first session
     peer: Peer
 
     def __init__(
@@ -317,10 +345,10 @@ class JoinedLoop(Joining):
 
     def finish(self) -> None:
         """Forget the trainer; at the run's end its model becomes x'."""
-        if (trainer := getattr(self, "trainer", None)) is not None:
-            trainer.close()
+        if self.trainer is not None:
+            self.trainer.close()
             if self.finished:
-                trainer.flat.take(self.peer.worker.global_model.vector)
+                self.trainer.flat.take(self.peer.worker.global_model.vector)
 
 
 @dataclass
@@ -345,6 +373,7 @@ class BuilderHere:
 
 def check_usable(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise Failure where this model and optimizer cannot be a peer."""
+    trained = trained_of(model)
     names = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     group = torch.distributed.is_available() and torch.distributed.is_initialized()
     if (wrapped := sorted(names & {*WRAPPED})) or (group and torch.distributed.get_world_size() > 1):
@@ -354,7 +383,6 @@ def check_usable(model: nn.Module, optimizer: Optimizer) -> None:
     if name := next((name for name, p in model.named_parameters() if p.is_meta), None):
         hints = ("load the model first: x_0 comes from the run, buffers do not",)
         raise Failure("usage", f"{name} is on the meta device, without memory", hints=hints)
-    trained = {p: name for name, p in model.named_parameters() if p.requires_grad}
     dtypes = {p.dtype: name for p, name in trained.items() if p.dtype != torch.float32}
     if dtypes:
         dtype, name = next(iter(dtypes.items()))
@@ -365,6 +393,10 @@ def check_usable(model: nn.Module, optimizer: Optimizer) -> None:
 
 def check_optimizer(trained: dict[nn.Parameter, str], optimizer: Optimizer) -> None:
     """Raise Failure unless this one optimizer has all that is trained, and nothing else."""
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        hints = ("join_with(RUN_URL, model, torch.optim.AdamW(model.parameters()))",)
+        raise Failure("usage", f"{kind} is no optimizer whose step() needs no closure", hints=hints)
     if getattr(optimizer, "scaler", None) is not None:
         hints = ("mixed_precision='bf16'",)
         raise Failure("usage", "the optimizer scales gradients itself, and would skip steps", hints=hints)

@@ -15,13 +15,14 @@ from zlib import crc32
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cocktail_cli.assembly import ask_status, recipe_type, url_to_dial
-from cocktail_cli.errors import Failure
+from cocktail_cli.assembly import ask_status, recipe_type
+from cocktail_cli.errors import Failure, explain
 from cocktail_cli.machine import default_peer_name
 from recipes.config import Recipe, recipe_from_json
+from transport.protocol import TransportError
 
 from .loop_trainer import Evaluate
-from .swarm import Swarm, SwarmOver, join_with
+from .swarm import Swarm, SwarmOver, dialled, join_with
 
 ASKS_WITHIN = 10.0  # seconds
 DISAGREE = {  # argument that would make this peer's model or steps another -> what to do
@@ -52,7 +53,10 @@ class CocktailCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Take the run's arguments, before the trainer makes its optimizer and schedule."""
-        status = ask_status(url_to_dial(self.url), ASKS_WITHIN, recipe=True)
+        try:
+            status = ask_status(dialled(self.url), ASKS_WITHIN, recipe=True)
+        except TransportError as error:
+            raise explain(error) from error
         run_decides(args, recipe_from_json(status["recipe"], recipe_type), self.name)
         self._samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
 

@@ -197,7 +197,7 @@ class PrivateRows(ModelExtension):
             norms = each.norm(dim=1)
             each[~norms.isfinite()] = 0.0
             total += (clip / norms).clamp(max=1.0).nan_to_num(0.0) @ each
-            losses += found.tolist()
+            losses += found[found.isfinite()].tolist()
         total += (noise * clip * torch.randn(len(total), generator=generator)).to(total.device)
         return total / self.batch_size, sum(losses) / max(1, len(losses))
 

@@ -328,7 +328,6 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipes.models.count_trainable", lambda recipe, folder: P)
-    monkeypatch.setattr("recipes.models.check_trainable", lambda *_: None)
     monkeypatch.setattr(Aggregator, "step_bytes", lambda *_: 1 << 30)
     nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
     work = RunDelegate(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
@@ -350,7 +349,6 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
 def test_more_shards_than_the_model_has_parameters_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.models.check_trainable", lambda recipe, base: None)
     monkeypatch.setattr("recipes.models.count_trainable", lambda recipe, base: 2)
     recipe: Any = load_recipe("smoke", ["compression.shards=3"])
     nothing: Any = None

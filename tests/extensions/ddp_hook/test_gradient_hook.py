@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -96,18 +96,17 @@ def owed() -> tuple[Tensor, Tensor, list[Tensor]]:
     return of([weights.weight]), 9 * wanted.view(-1) / dist.get_world_size(), [left]
 
 
-def resumed() -> tuple[Tensor, Tensor]:
-    """Train on after a checkpoint, and without one."""
-    state = CocktailState(SPARSE)
-    model = trained(state).module
+def resumed() -> tuple[Tensor, Tensor, int]:
+    """Train on after a checkpoint, and without one; DDP has one bucket at first, and then several."""
+    state, small = CocktailState(SPARSE), {"seed": 1, "bucket_cap_mb": 0.01}
+    model = trained(state, **small).module
     kept, weights = pickle.dumps(state.state_dict()), {k: v.clone() for k, v in model.state_dict().items()}
-    on = trained(state, seed=1, model=model, find_unused_parameters=True)
+    state.load_state_dict(state.state_dict())
+    on = trained(state, model=model, **small)
     again, fresh = Model(), CocktailState(SPARSE)
     again.load_state_dict(weights)
     fresh.load_state_dict(pickle.loads(kept))
-    return of(on.parameters()), of(
-        trained(fresh, seed=1, model=again, find_unused_parameters=True).parameters()
-    )
+    return of(on.parameters()), of(trained(fresh, model=again, **small).parameters()), len(fresh.errors)
 
 
 def overflowing() -> tuple[Tensor, Tensor, Tensor]:
@@ -121,12 +120,19 @@ def overflowing() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def refused() -> list[str]:
-    """Return the words of errors: too few dense steps, a checkpoint of more ranks."""
-    said, more = [], CocktailState(SPARSE).state_dict() | {"ranks": 9}
-    for wrong in (lambda: CocktailState(dense_steps=1), lambda: CocktailState().load_state_dict(more)):
+    """Return the words of errors: too few dense steps, checkpoints of more ranks and of none, other types."""
+    said, more, none = [], CocktailState(SPARSE).state_dict() | {"ranks": 9}, cast(Any, None)
+    wrongs: tuple[Callable[[], object], ...] = (
+        lambda: CocktailState(dense_steps=1),
+        lambda: CocktailState().load_state_dict(more),
+        lambda: CocktailState().load_state_dict({}),
+        lambda: CocktailState(none),
+        lambda: trained(cast(Any, SPARSE), steps=1),
+    )
+    for wrong in wrongs:
         try:
             wrong()
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             said.append(str(error))
     return said
 
@@ -178,7 +184,9 @@ def test_what_was_not_sent_is_in_the_errors_and_nothing_is_lost(ranks: list[dict
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened(ranks: list[dict[str, Any]]) -> None:
     for one in ranks:
-        assert torch.equal(*one["resumed"])
+        on, again, buckets = one["resumed"]
+        assert torch.equal(on, again)
+        assert buckets > 1
 
 
 def test_an_overflow_at_one_rank_is_seen_by_all_and_changes_no_error(ranks: list[dict[str, Any]]) -> None:
@@ -189,6 +197,9 @@ def test_an_overflow_at_one_rank_is_seen_by_all_and_changes_no_error(ranks: list
 
 
 def test_what_cannot_work_is_refused_in_words(ranks: list[dict[str, Any]]) -> None:
-    early, other = ranks[0]["refused"]
+    early, other, empty, compressor, state = ranks[0]["refused"]
     assert early == "dense_steps 1: at least 2, as DDP cuts its buckets anew after the first"
     assert other == f"a checkpoint of 9 ranks, there are {len(ranks)}"
+    assert empty == "{} is not what state_dict() of a CocktailState returned"
+    assert compressor == "the compressor is None, expected a compress.Cocktail"
+    assert "expected a CocktailState: model.register_comm_hook" in state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from contextlib import closing
 from math import nan
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from test_swarm import train
 from torch import nn
 
 import cocktail_cli
-from cocktail_cli.assembly import ModelOnDisk, ViewParts, recipe_type, views_of
+from cocktail_cli.assembly import ModelOnDisk, recipe_type
 from cocktail_cli.errors import Failure
 from cocktail_cli.extensions.own_loop import parse_function
 from cocktail_cli.extensions.own_loop.named_tensors import measure
 from cocktail_cli.extensions.own_loop.swarm import Swarm
+from cocktail_cli.host import HostSession
 from cocktail_cli.ui import events
 from recipes.config import load_recipe
 from recipes.errors import ModelError, RecipeError
@@ -132,10 +134,10 @@ def test_a_function_that_is_not_there_is_refused_as_it_is_typed(text: str) -> No
 
 
 def test_a_function_of_the_host_is_for_own_loops_alone(tmp_path: Path) -> None:
-    parts = ViewParts(load_recipe("smoke", extend=recipe_type), tmp_path, print)
-
-    with pytest.raises(Failure, match="is for runs with a section"):
-        views_of(parts, {"own_loop": {"evaluate": len}})
+    with closing(HostSession(load_recipe("smoke", extend=recipe_type), tmp_path, [])) as session:
+        session.given = {"own_loop": {"evaluate": len}}
+        with pytest.raises(Failure, match="is for runs with a section"):
+            session.prepare()
 
 
 def test_a_base_is_written_with_the_config_that_its_model_has(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,32 @@ def test_a_cell_of_a_notebook_takes_part(tmp_path: Path) -> None:
         run.wait()
 
         assert torch.equal(flat(found[0]), run.folded())
+
+
+def test_a_notebook_takes_part_with_the_lines_of_the_readme(tmp_path: Path) -> None:
+    """A real kernel runs cells; the block of one ends with the run, and a later cell has its model."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    with hosted(tmp_path, conv_net()) as run:
+        cells = (
+            f"import sys\nsys.path[:0] = {sys.path!r}\n"
+            "import cocktail_cli, torch\nfrom own_host import conv_net, flat, images\n"
+            "model = conv_net(3)\noptimizer = torch.optim.SGD(model.parameters(), lr=1.0)\n"
+            "generator = torch.Generator().manual_seed(1)",
+            f"with cocktail_cli.join_with({str(run.url)!r}, model, optimizer) as swarm:\n"
+            "    while True:\n"
+            "        pixels, labels = images(16, generator)\n"
+            "        loss = torch.nn.functional.cross_entropy(model(pixels), labels)\n"
+            "        loss.backward()\n"
+            "        swarm.step(loss, 16)",
+            "print(swarm.reason, float(flat(model).sum()))",
+        )
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+        nbclient.NotebookClient(book, timeout=120).execute()
+        run.wait()
+
+        said = book.cells[-1].outputs[0].text
+        assert float(said.split()[-1]) == pytest.approx(float(run.folded().sum()))
 
 
 def test_what_accelerate_has_prepared_takes_part(tmp_path: Path) -> None:
@@ -281,6 +309,67 @@ def test_a_step_without_gradients_is_one_error(endless: Hosted) -> None:
     assert "loss.backward()" in met.hints[0]
 
 
+def test_a_step_of_no_loss_is_one_error(endless: Hosted) -> None:
+    for loss in (None, "x", torch.ones(3), nan):
+        met = mistake(endless, lambda swarm, model, optimizer, loss=loss: swarm.step(loss, 16))
+        assert "a step of no loss" in met.message
+
+
+def test_a_loss_beyond_all_ranges_holds_up_no_round(endless: Hosted) -> None:
+    def far_off(swarm: Swarm, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(4):
+            model(torch.ones(1, 1, 8, 8)).sum().backward()
+            swarm.step(1e30, 10**12)
+        swarm.step(1.0, 10**13)
+
+    assert "a step of 10000000000000 samples" in mistake(endless, far_off).message
+
+
+@pytest.mark.parametrize("change", ["a second optimizer", "other weights", "another dtype"])
+def test_parameters_that_something_else_has_changed_are_one_error(endless: Hosted, change: str) -> None:
+    def step(swarm: Swarm, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        second = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(1, 1, 8, 8)).sum().backward()
+            swarm.step(1.0, 16)
+        model(torch.ones(1, 1, 8, 8)).sum().backward()
+        if change == "a second optimizer":
+            second.step()
+        elif change == "other weights":
+            model.load_state_dict(conv_net(5).state_dict())
+        else:
+            model.double()
+        swarm.step(1.0, 16)
+
+    met = mistake(endless, step)
+
+    assert met.message == "the parameters were changed between two steps"
+    assert "one optimizer" in met.hints[0]
+
+
+def test_a_swarm_outside_of_its_block_is_one_error(endless: Hosted) -> None:
+    model = conv_net()
+    swarm = cocktail_cli.join_with(str(endless.url), model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(Failure, match="the run is not joined"):
+        swarm.step(1.0, 16)
+    with pytest.raises(Failure, match="the run is not joined"), swarm.global_model():
+        pytest.fail("it has a model")
+    with swarm:
+        swarm.leave()
+    with pytest.raises(Failure, match="entered before"), swarm:
+        pytest.fail("it joined")
+
+
+def test_a_compiled_model_takes_part_as_itself(endless: Hosted) -> None:
+    model = torch.compile(conv_net(), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # it wraps optimizer.step, and has no effect
+    with cocktail_cli.join_with(str(endless.url), model, optimizer) as swarm:
+        model(torch.ones(1, 1, 8, 8)).sum().backward()
+        swarm.step(1.0, 16)
+        swarm.leave()
+
+
 def test_a_gradient_that_is_not_finite_is_one_error(endless: Hosted) -> None:
     def step(swarm: Swarm, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         loss = model(torch.full((1, 1, 8, 8), torch.inf)).sum()
@@ -342,8 +431,9 @@ def test_a_loop_that_stops_calling_step_leaves(tmp_path: Path) -> None:
         (lambda model: model.half(), "is torch.float16, and trained parameters must be float32"),
         (lambda model: model.to("meta"), "is on the meta device"),
         (lambda model: nn.DataParallel(model), "inside DataParallel"),
+        (lambda model: model.requires_grad_(False), "all of its parameters are frozen"),
     ],
-    ids=["float16", "meta", "wrapped"],
+    ids=["float16", "meta", "wrapped", "frozen"],
 )
 def test_a_model_that_cannot_take_part_is_refused_before_the_run_is_dialled(
     change: Callable[[nn.Module], nn.Module], said: str
@@ -353,9 +443,26 @@ def test_a_model_that_cannot_take_part_is_refused_before_the_run_is_dialled(
         cocktail_cli.join_with("cocktail://unused", model, torch.optim.SGD(model.parameters(), lr=1.0))
 
 
+@pytest.mark.parametrize("url", [None, "", "https://example.org/run"])
+def test_what_is_no_run_url_is_refused(url: Any) -> None:
+    model = conv_net()
+    with pytest.raises(Failure, match="the run URL"):
+        cocktail_cli.join_with(url, model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD, torch.optim.LBFGS(conv_net().parameters())])
+def test_what_is_no_optimizer_or_needs_a_closure_is_refused(optimizer: Any) -> None:
+    with pytest.raises(Failure, match="no optimizer whose step"):
+        cocktail_cli.join_with("cocktail://unused", conv_net(), optimizer)
+    with pytest.raises(Failure, match=r"expected a torch\.nn\.Module"):
+        cocktail_cli.join_with("cocktail://unused", optimizer, optimizer)
+
+
 def test_an_optimizer_that_scales_gradients_by_itself_is_refused() -> None:
+    from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
 
+    Accelerator(cpu=True)  # makes the state that its optimizers ask for
     model = conv_net()
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     scaled = AcceleratedOptimizer(sgd, device_placement=False, scaler=torch.amp.GradScaler("cpu"))

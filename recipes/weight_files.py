@@ -712,8 +712,19 @@ def check_weights(
     """Read all weights of a model folder, or those `given`; returns a warning of those that its config has no
     place for.
 
-    Errors: ModelError where one has NaN or infinity, also as `open_stored_vector`.
+    Errors: ModelError where one has NaN or infinity, or transformers refuses the generation config; also as
+    `open_stored_vector`.
     """
+    from transformers import GenerationConfig
+
+    if (generation := folder / "generation_config.json").is_file():
+        read_object(generation)
+        try:
+            with quiet_transformers():
+                GenerationConfig.from_pretrained(folder)
+        except (ValueError, TypeError, AttributeError) as error:  # of a value
+            said = f"{generation}: transformers refuses it: {' '.join(str(error).split())[:LONGEST_WORDS]}"
+            raise ModelError(said, "correct that value, or remove the file") from error
     strange: Sequence[str] = ()
     with ExitStack() as files:
         stored = open_stored_vector(folder, code, given)

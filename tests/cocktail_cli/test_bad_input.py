@@ -231,6 +231,7 @@ MODELS = {  # what is wrong with a model's folder: cause, remedy
     "NaN": ("gpt_neox.final_layer_norm.bias has a number that is NaN", "convert the model again"),
     "infinity": ("gpt_neox.final_layer_norm.bias has a number that is NaN or inf", "convert the model again"),
     "a shard is gone": ("model-2.safetensors", "download or save them again"),
+    "generation": ("generation_config.json: transformers refuses it: `max_new", "or remove the file"),
     "an index is gone": ("model-1-of-2.safetensors is one of several", "download or copy it again"),
     "a weight is gone": ("the weights lack gpt_neox.", "config.json and weights of one model"),
     "a weight is gone, a tied one twice": ("the weights lack gpt_neox.", "weights of one model"),
@@ -268,6 +269,8 @@ def spoil(folder: Path, wrong: str) -> Path:
         return shutil.copytree(folder, folder.with_name("above") / "checkpoint-10").parent
     if wrong.startswith("an adapter"):
         (folder / "adapter_config.json").write_text("{}")
+    if wrong == "generation":
+        (folder / "generation_config.json").write_text('{"max_new_tokens": 0}')
     if "twice" in wrong:
         config["tie_word_embeddings"] = True
     if wrong in kinds:

@@ -543,13 +543,10 @@ def check_model_folder(folder: Path, name: str | None = None) -> None:
     if any((folder / file).is_file() for file in (WEIGHTS_FILE, WEIGHTS_INDEX)):
         return
     if part := next(folder.glob("model-*.safetensors"), None):
-        raise ModelError(
-            f"{name}: {part.name} is one of several, and {WEIGHTS_INDEX} is not here {COPY_AGAIN}"
-        )
+        raise ModelError(f"{name}: {part.name} is one of several, without {WEIGHTS_INDEX} {COPY_AGAIN}")
     if next(folder.glob("pytorch_model*.bin"), None) is None:
-        hint = "save_pretrained writes them, or give the folder that has them"
-        if next(folder.glob("*.gguf"), None) is not None:
-            hint = OF_GGUF
+        gguf = next(folder.glob("*.gguf"), None)
+        hint = OF_GGUF if gguf else "save_pretrained writes them, or give the folder that has them"
         raise ModelError(f"{name}: no weights (model.safetensors or pytorch_model.bin) (hint: {hint})")
 
 

@@ -282,10 +282,7 @@ def config_folder(model: Model) -> Path:
         return _builtin(name)
     folder = Path(name).expanduser()
     if folder.is_file():
-        beside = (
-            f"{folder.parent}" if (folder.parent / "config.json").is_file() else "the one with config.json"
-        )
-        hint = OF_GGUF if folder.suffix == ".gguf" else f"--model: {beside}"
+        hint = OF_GGUF if folder.suffix == ".gguf" else "the folder with config.json"
         raise ModelError(f"{name} is a file, expected a model's folder (hint: {hint})")
     if not folder.is_dir():
         if looks_like_path(name):

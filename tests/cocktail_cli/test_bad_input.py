@@ -207,7 +207,7 @@ def test_a_bad_recipe_ends_with_cause_and_remedy(
 
 IN_BIN = {"a weight is gone": "the weights lack gpt_neox.", "NaN": "_norm.bias has a number that is NaN"}
 MODELS = {  # what is wrong with a model's folder: cause, remedy
-    "a file": ("is a file, expected a model's folder", "--model: "),
+    "a file": ("is a file, expected a model's folder", "the folder with config.json"),
     "a GGUF file": ("is a file, expected a model's folder", "name the model that it was made from"),
     "no config": ("no config.json", "a folder that save_pretrained wrote"),
     "a folder above": ("no config.json", "/checkpoint-10?"),

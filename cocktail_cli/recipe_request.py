@@ -24,6 +24,7 @@ FORMATS = (
     "messages, or conversations (ShareGPT)"
 )
 BITS = ("load_in_4bit", "load_in_8bit")
+WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")  # files that are no model folder yet
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,13 @@ def room_for(devices: Sequence[str], each: int = 1, limit: int | None = None) ->
 
 
 def is_model(word: str) -> bool:
-    """True for a folder, a builtin model, and a hub id: owner/name, and no file of that name."""
+    """True for a folder, a builtin model, a file of weights, and a hub id: owner/name, and no other file of
+    that name."""
     from recipes.config import is_repository_id, looks_like_path
 
     path = Path(word).expanduser()
+    if path.is_file() and path.suffix in WEIGHTS:
+        return True
     if not word or "://" in word or path.suffix in (".yaml", ".yml") or path.is_file():
         return False
     named = looks_like_path(word) and not path.suffix  # a folder that is not there, more likely than a recipe

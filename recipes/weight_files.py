@@ -540,23 +540,35 @@ def check_model_folder(folder: Path, name: str | None = None) -> None:
     if not folder.is_dir():
         raise ModelError(f"no such model folder: {name}")
     check_config(folder, name)
-    if not any(next(folder.glob(pattern), None) for pattern in ("model*.safetensors", "pytorch_model*.bin")):
-        hint = "GGUF is for inference; give the folder that it was made from"
-        if next(folder.glob("*.gguf"), None) is None:
-            hint = "save_pretrained writes them, or give the folder that has them"
+    if any((folder / file).is_file() for file in (WEIGHTS_FILE, WEIGHTS_INDEX)):
+        return
+    if part := next(folder.glob("model-*.safetensors"), None):
+        raise ModelError(f"{name}: {part.name} is one of several, without {WEIGHTS_INDEX} {COPY_AGAIN}")
+    if next(folder.glob("pytorch_model*.bin"), None) is None:
+        gguf = next(folder.glob("*.gguf"), None)
+        hint = OF_GGUF if gguf else "save_pretrained writes them, or give the folder that has them"
         raise ModelError(f"{name}: no weights (model.safetensors or pytorch_model.bin) (hint: {hint})")
 
 
 def check_config(folder: Path, name: str) -> None:
-    """Raise ModelError unless config.json is a JSON object; `name`: what the message calls the folder."""
+    """Raise ModelError unless config.json is a JSON object of a model that is whole; `name`: what the message
+    calls the folder."""
     check_no_pointers(folder)
+    adapter = (folder / "adapter_config.json").is_file()
     if not (folder / "config.json").is_file():
         hint = "a folder that save_pretrained wrote, of model and tokenizer, or a hub id"
-        if (folder / "adapter_config.json").is_file():
+        if inner := sorted(path.parent.name for path in folder.glob("*/config.json")):
+            hint = f"is it {Path(name, inner[-1])}?"
+        if next(folder.glob("*.gguf"), None) is not None:
+            hint = OF_GGUF
+        if adapter:
             hint = "it is an adapter: merge it into its base with peft, or name the base"
         raise ModelError(
             f"{name}: no config.json, so this is no model saved by save_pretrained (hint: {hint})"
         )
+    if adapter:  # transformers would load both
+        hint = "merge it with peft, or move adapter_config.json away to train the model without it"
+        raise ModelError(f"{name}: an adapter lies beside the model (hint: {hint})")
     read_object(folder / "config.json", f"{name}/config.json")
 
 
@@ -602,6 +614,7 @@ def write_model_files(folder: Path, config_files: Mapping[str, str], tokenizer: 
 
 # ---- a model folder as one vector --------------------------------------------------------------------------
 
+OF_GGUF = "GGUF is for inference: name the model that it was made from"
 OF_ANOTHER = "(hint: config.json and weights of one model, as save_pretrained wrote them)"
 CONTINUE = "learn to continue text (hint: a decoder, such as GPT-2, Llama or Qwen)"
 
@@ -646,8 +659,10 @@ class StoredVector:
         self.files.close()
 
 
-def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
-    """Open the safetensors weights of a model folder in the order of the model's parameters.
+def open_stored_vector(
+    folder: Path, code: bool = False, given: Mapping[str, StoredTensor] | None = None
+) -> StoredVector | None:
+    """Open the weights of a model folder, safetensors or those `given`, in the order of the parameters.
 
     Returns None where they do not fit the model by name and dtype: it must be loaded (`vector_of_model`).
     Errors: ModelError, also for a weight of another shape than the config's, or without any.
@@ -656,18 +671,18 @@ def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
     model = meta_model(folder, code=code)
     layout = layout_of(model)
     with ExitStack() as files:
-        tensors = open_tensors(folder, files)
+        tensors = open_tensors(folder, files) if given is None else dict(given)
         stored_names = _stored_names(model, list(tensors))
         tied = tied_names(model)
         found = {name: tensors.get(stored_names.get(name, "")) for name in layout.names}
-        twice = tied.keys() & stored_names.keys()  # it may not be a tied weight
+        twice = {first for name, first in tied.items() if name in stored_names}  # it may not be a tied weight
         strange = sorted(stored_names[name] for name in stored_names.keys() - model.state_dict().keys())
         # of what transformers computes of others the names are not known here
         known = len(stored_names) == len(tensors) or not any(found.values())
         for (name, part), shape in zip(found.items(), layout.shapes, strict=True):
             if part is not None and part.shape != shape:
                 raise ModelError(f"{folder}: {name} is {part.shape}, by its config.json {shape} {OF_ANOTHER}")
-            if part is None and known and stored_names and not twice:
+            if part is None and known and stored_names and name not in twice:
                 have = f", and have {strange[0]} instead" if strange else ""
                 raise ModelError(f"{folder}: the weights lack {name}{have} {OF_ANOTHER}")
         parts = tuple(part for part in found.values() if part and part.dtype in WIDTHS)
@@ -688,19 +703,34 @@ def check_finite(folder: Path, parts: Mapping[str, StoredTensor], hint: str) -> 
         raise ModelError(f"{folder}: {name} has a number that is NaN or infinite", hint)
 
 
-def check_weights(folder: Path, code: bool = False) -> list[str]:
-    """Read all weights of a model folder; returns a warning of those that its config has no place for.
+def check_weights(
+    folder: Path, code: bool = False, given: Mapping[str, StoredTensor] | None = None
+) -> list[str]:
+    """Read all weights of a model folder, or those `given`; returns a warning of those that its config has no
+    place for.
 
-    Errors: ModelError where one has NaN or infinity, also as `open_stored_vector`.
+    Errors: ModelError where one has NaN or infinity, or transformers refuses the generation config; also as
+    `open_stored_vector`.
     """
+    from transformers import GenerationConfig
+
+    if (generation := folder / "generation_config.json").is_file():
+        read_object(generation)
+        try:
+            with quiet_transformers():
+                GenerationConfig.from_pretrained(folder)
+        except (ValueError, TypeError, AttributeError) as error:  # of a value
+            said = f"{generation}: transformers refuses it: {' '.join(str(error).split())[:LONGEST_WORDS]}"
+            raise ModelError(said, "correct that value, or remove the file") from error
     strange: Sequence[str] = ()
     with ExitStack() as files:
-        stored = open_stored_vector(folder, code)
+        stored = open_stored_vector(folder, code, given)
         if stored is not None:
             files.callback(stored.close)
             parts, strange = dict(zip(stored.names, stored.parts, strict=True)), stored.strange
         else:  # a single number is a mask's
-            parts = {n: one for n, one in open_tensors(folder, files).items() if prod(one.shape) > 1}
+            tensors = open_tensors(folder, files) if given is None else given
+            parts = {n: one for n, one in tensors.items() if prod(one.shape) > 1}
         check_finite(folder, parts, "download or convert the model again")
     some = f"{strange[0]} and {len(strange) - 1} more weights" if strange[1:] else "".join(strange)
     return [f"{folder}: by its config.json the model has no {some}: not trained"] if strange else []

@@ -102,11 +102,11 @@ def join(
             )
             terms = [term for one in joining for term in one.terms()]
             question = None
-            if not yes:
+            if line is None:  # else the launcher beside it has the hub
                 # before torch is imported, which takes seconds: a person waits
                 offer = volunteer.Offer(limits, machine.glance(device, devices_each(given)), terms)
                 question = stack.enter_context(volunteer.JoinQuestion(url, offer))
-                if not question.ask(wait):
+                if not question.ask(wait, yes):
                     return
             view.show(Progressed("loading the libraries"))
             machine.isolate_model_code(trust_remote_code)

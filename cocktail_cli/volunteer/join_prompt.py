@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,31 +86,37 @@ class JoinQuestion:
         """End the visit, as this machine has a session now."""
         self._visit.end(declined=False)
 
-    def ask(self, patience: float) -> bool:
-        """Show the run and ask; True where the user agrees.
+    def ask(self, patience: float, agreed: bool = False) -> bool:
+        """Show the run and ask, unless the user has `agreed` to any; True where the user agrees.
 
         Raises:
             Failure: rejected, where the run asks for more than this machine has or its user allows.
             Unreachable, RefusedByHub, LinkLost.
         """
-        self._show(self._visit.begin(max(CONNECT_TIMEOUT, patience)))
+        preview = self._visit.look(max(CONNECT_TIMEOUT, patience))
+        lines = self._checked(preview)
+        if agreed:
+            self.answered()
+            return True
+        self._visit.decide()
+        width = shutil.get_terminal_size().columns
+        for part in chain.from_iterable(wrap_line(line, width) for line in lines):
+            say(part, err=True)
         if confirm(f'Join as "{self.offer.limits.name}"?'):
             return True
         say("not joined: nothing was downloaded; the same command asks again", err=True)
         return False
 
-    def _show(self, preview: RunPreview) -> None:
+    def _checked(self, preview: RunPreview) -> Iterator[str]:
+        """Check that this machine can take part; return the lines above the question."""
         if preview.status["state"] in NOT_IN_A_RUN:  # the hub will refuse, and say why
-            return
+            return iter(())
         limits = self.offer.limits
         plan = DownloadPlan(preview.welcome, limits.max_disk)
         check_trust(plan.recipe, limits.trust_remote_code, "rejected")
         check_requirements(plan.recipe, replace(self.offer.resources, fetched=plan.bytes_here))
         check_free(plan.bytes, limits.max_disk)
-        width = shutil.get_terminal_size().columns
-        for line in question_lines(preview, plan, self.offer):
-            for part in wrap_line(line, width):
-                say(part, err=True)
+        return question_lines(preview, plan, self.offer)
 
 
 def question_lines(preview: RunPreview, plan: DownloadPlan, offer: Offer) -> Iterator[str]:

@@ -340,8 +340,9 @@ class Training(Section):
         return math.ceil(self.total_samples(rows) / self.global_batch_size)
 
     def warmup(self, steps: int) -> int:
-        """Warm-up steps of a run of `steps` steps."""
-        return whole_steps(self.warmup_steps, steps)
+        """Warm-up steps of a run of `steps` steps; a share leaves one, as a warm-up begins at a rate of 0."""
+        warmup = whole_steps(self.warmup_steps, steps)
+        return warmup if self.warmup_steps >= 1 else min(warmup, max(0, steps - 1))
 
 
 class Compression(Section):

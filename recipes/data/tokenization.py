@@ -8,6 +8,8 @@ Documents become samples of at most `max_length` tokens: truncated, wrapped, or 
 from __future__ import annotations
 
 import difflib
+import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, field, replace
@@ -172,7 +174,8 @@ class RowTokenizer:
     @property
     def unused_columns(self) -> str:
         """Name the unused columns for people, in brackets; empty where all are used."""
-        return f" (not used: {', '.join(self.unused)})" if self.unused else ""
+        names = (name if name and name == name.strip() else repr(name) for name in self.unused)
+        return f" (not used: {', '.join(names)})" if self.unused else ""
 
     def ids(self, texts: list[str]) -> list[list[int]]:
         """Tokenize texts, with the special tokens that the tokenizer adds."""
@@ -418,9 +421,11 @@ def _columns_hint(dataset: Dataset, fields: Mapping[str, Any]) -> str:
         for wanted in (("instruction", "output"), ("prompt", "completion"), ("messages",), ("text",))
     ]
     maps += [dict(zip(("prompt", "completion"), texts, strict=True))] if len(texts) == 2 else []
-    maps += [{"text": "COLUMN, with the column that holds the text"}]
-    chosen = next(each for each in maps if None not in each.values())
-    return " ".join(f"{dataset.key_path('column_map')}.{ours}={theirs}" for ours, theirs in chosen.items())
+    key = dataset.key_path("column_map")
+    if (chosen := next((each for each in maps if None not in each.values()), None)) is None:
+        return f"{key}.text=COLUMN, with the column that holds the text"
+    spaced = {ours: name if name == name.strip() else json.dumps(name) for ours, name in chosen.items()}
+    return " ".join(shlex.quote(f"{key}.{ours}={theirs}") for ours, theirs in spaced.items())
 
 
 def _alike(ours: str, columns: list[str]) -> str | None:

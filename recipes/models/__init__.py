@@ -6,6 +6,7 @@ from .base_model import (
     BaseFile,
     base_digests,
     base_manifest,
+    bin_tensors,
     cached_commit,
     config_folder,
     configs_with_eos,

@@ -46,8 +46,10 @@ from recipes.file_hashes import HASH_BLOCK, BaseFile, hash_file
 from recipes.foreign_json import check_json_file, parse_json, parse_object, read_object
 from recipes.weight_files import (
     FLOATS,
+    OF_GGUF,
     TENSOR_DTYPES,
     WEIGHTS_FILE,
+    StoredTensor,
     atomic_folder,
     check_config,
     check_model_folder,
@@ -164,6 +166,13 @@ def convert_bin_folder(folder: Path, place: Path, code: bool = False) -> Path:
     return place
 
 
+def bin_tensors(folder: Path) -> dict[str, StoredTensor] | None:
+    """Open the tensors of a folder of `.bin` files; None where it has safetensors. Errors: ModelError."""
+    if any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
+        return None
+    return {name: stored_from_tensor(tensor) for name, tensor in _tensors_in(folder)}
+
+
 def _tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of all `.bin` files, in their order. Errors: ModelError."""
     for name in _bin_files(folder):
@@ -273,7 +282,8 @@ def config_folder(model: Model) -> Path:
         return _builtin(name)
     folder = Path(name).expanduser()
     if folder.is_file():
-        raise ModelError(f"{name} is a file, expected a model's folder (hint: the folder with config.json)")
+        hint = OF_GGUF if folder.suffix == ".gguf" else "the folder with config.json"
+        raise ModelError(f"{name} is a file, expected a model's folder (hint: {hint})")
     if not folder.is_dir():
         if looks_like_path(name):
             raise ModelError(f"no such model folder: {name}")

@@ -16,6 +16,7 @@ from recipes.data import count_rows, detect_row_type, few_rows, make_row_tokeniz
 from recipes.errors import DataError, Finding, HubUnreachable, InputError
 from recipes.models import (
     BUILTIN_MODELS,
+    bin_tensors,
     check_fit,
     check_trainable,
     config_folder,
@@ -100,7 +101,7 @@ def model_of(recipe: Recipe, folder: Path) -> Iterator[Finding]:
     """Check that transformers supports the model, and count its parameters. Errors: ModelError."""
     if Path(recipe.model.model_name_or_path).expanduser().is_dir():
         check_model_folder(folder)
-        for warning in check_weights(folder, recipe.model.trust_remote_code):
+        for warning in check_weights(folder, recipe.model.trust_remote_code, bin_tensors(folder)):
             yield Finding("warn", "model", warning)
     check_trainable(recipe, folder)
     drawn = meta_model(folder, code=recipe.model.trust_remote_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -127,12 +128,12 @@ class DataSurvey:
     # tokens of each of the first rows, before truncation; of several sequences the longest
     lengths: tuple[int, ...]
     kinds: tuple[str, ...] = ()  # type of the rows of each data set
+    documents: tuple[int, ...] = ()  # tokens of what these rows are split into and teaches; (): of the rows
 
-    def tokens(self, recipe: Recipe) -> float:
-        """Mean tokens of a row, truncated to max_length where rows are not packed."""
-        longest = recipe.data.max_length
-        cut = self.lengths if recipe.data.packing else [min(length, longest) for length in self.lengths]
-        return sum(cut) / len(cut) if cut else longest
+    def _documents(self, recipe: Recipe) -> list[int]:
+        """Tokens of each document, truncated to max_length where rows are not packed."""
+        longest = math.inf if recipe.data.packing else recipe.data.max_length
+        return [int(min(length, longest)) for length in self.documents or self.lengths]
 
     def samples(self, recipe: Recipe) -> int | None:
         """Samples of the training set, after splitting and packing."""
@@ -140,19 +141,23 @@ class DataSurvey:
             return None
         held = recipe.data.val_set_size
         rows = self.rows - (round(held * self.rows) if held < 1 else int(held))
-        if not recipe.data.packing:
-            return rows
-        return max(1, round(rows * self.tokens(recipe) / recipe.data.max_length))
+        documents = self._documents(recipe)
+        whole = sum(documents) / recipe.data.max_length if recipe.data.packing else len(documents)
+        return max(1, round(rows * whole / len(self.lengths))) if rows and documents else rows
 
     def length(self, recipe: Recipe) -> float:
         """Tokens of a sample."""
-        return recipe.data.max_length if recipe.data.packing else self.tokens(recipe)
+        documents = self._documents(recipe)
+        if recipe.data.packing or not documents:
+            return recipe.data.max_length
+        return sum(documents) / len(documents)
 
 
 def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurvey:
     """Count the rows, tokenize the first. Errors: DataError; none where the hub does not answer."""
     rows: int | None = 0
     lengths: list[int] = []
+    documents: list[int] = []
     kinds: list[str] = []
     for dataset in recipe.datasets:
         try:
@@ -161,10 +166,12 @@ def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurve
             if first:
                 encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first[0], recipe.objective)
                 kinds.append(encoder.row_type)
-                lengths += [document.longest for document in encoder.tokenize(first)]
+                for row in encoder.tokenize(first):
+                    lengths.append(row.longest)
+                    documents += [one.longest for one in (row, *row.earlier) if one.teaches]
             remote = is_hub_id(dataset.path) or "://" in dataset.path
             counted = None if remote and recipe.training.max_steps > 0 else count_rows(dataset)
         except HubUnreachable:
             counted = None
         rows = None if rows is None or counted is None else rows + counted
-    return DataSurvey(rows, tuple(lengths), tuple(kinds))
+    return DataSurvey(rows, tuple(lengths), tuple(kinds), tuple(documents))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from in_this_process import Run
 from safetensors.torch import load_file, save_file
 from test_run_registry import record
@@ -204,9 +205,14 @@ def test_a_bad_recipe_ends_with_cause_and_remedy(
     assert (said.exit, cause in said.err, remedy in said.err) == (3, True, True), said.err
 
 
+IN_BIN = {"a weight is gone": "the weights lack gpt_neox.", "NaN": "_norm.bias has a number that is NaN"}
 MODELS = {  # what is wrong with a model's folder: cause, remedy
     "a file": ("is a file, expected a model's folder", "the folder with config.json"),
+    "a GGUF file": ("is a file, expected a model's folder", "name the model that it was made from"),
     "no config": ("no config.json", "a folder that save_pretrained wrote"),
+    "a folder above": ("no config.json", "/checkpoint-10?"),
+    "an adapter": ("no config.json", "merge it into its base with peft"),
+    "an adapter too": ("an adapter lies beside the model", "move adapter_config.json away"),
     "no JSON": ("config.json is not valid JSON", "copy it again"),
     "unknown type": ("cannot load this config.json: The checkpoint", "model type `lama`"),
     "wrong type": ("cannot load this config.json: Validation error", "'hidden_size' expected int, got str"),
@@ -214,7 +220,7 @@ MODELS = {  # what is wrong with a model's folder: cause, remedy
     "encoder and decoder": ("a t5 model cannot learn to continue text", "a decoder, such as GPT-2"),
     "no tokenizer": ("no tokenizer in this folder", "model.tokenizer_name_or_path"),
     "no weights": ("no weights", "save_pretrained writes them"),
-    "GGUF": ("no weights", "the folder that it was made from"),
+    "GGUF": ("no weights", "name the model that it was made from"),
     "cut": ("model.safetensors has 100000 bytes", "download or copy it again"),
     "empty": ("is not a safetensors file", "download or copy it again"),
     "another size": ("embed_in.weight is (", "config.json and weights of one model"),
@@ -225,7 +231,11 @@ MODELS = {  # what is wrong with a model's folder: cause, remedy
     "NaN": ("gpt_neox.final_layer_norm.bias has a number that is NaN", "convert the model again"),
     "infinity": ("gpt_neox.final_layer_norm.bias has a number that is NaN or inf", "convert the model again"),
     "a shard is gone": ("model-2.safetensors", "download or save them again"),
+    "generation": ("generation_config.json: transformers refuses it: `max_new", "or remove the file"),
+    "an index is gone": ("model-1-of-2.safetensors is one of several", "download or copy it again"),
     "a weight is gone": ("the weights lack gpt_neox.", "config.json and weights of one model"),
+    "a weight is gone, a tied one twice": ("the weights lack gpt_neox.", "weights of one model"),
+    **{f"{what} in a .bin": (said, "") for what, said in IN_BIN.items()},
 }
 
 
@@ -234,7 +244,7 @@ def test_a_model_that_cannot_be_trained_ends_with_cause_and_remedy(
     cocktail: Run, tmp_path: Path, tiny_folder: Path, wrong: str
 ) -> None:
     broken = spoil(shutil.copytree(tiny_folder, tmp_path / "broken"), wrong)
-    said = cocktail("validate", "--model", str(broken), "--data", "rows.jsonl")
+    said = cocktail("validate", str(broken), "--data", "rows.jsonl")
 
     cause, remedy = MODELS[wrong]
     told = said.out + said.err
@@ -253,8 +263,16 @@ def spoil(folder: Path, wrong: str) -> Path:
     weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
     kinds = {"images": "mistral3", "encoder": "bert", "encoder and decoder": "t5", "unknown type": "lama"}
-    if wrong == "a file":
-        return weights
+    if wrong in ("a file", "a GGUF file"):
+        return weights if wrong == "a file" else weights.rename(folder / "model.gguf")
+    if wrong == "a folder above":
+        return shutil.copytree(folder, folder.with_name("above") / "checkpoint-10").parent
+    if wrong.startswith("an adapter"):
+        (folder / "adapter_config.json").write_text("{}")
+    if wrong == "generation":
+        (folder / "generation_config.json").write_text('{"max_new_tokens": 0}')
+    if "twice" in wrong:
+        config["tie_word_embeddings"] = True
     if wrong in kinds:
         config = {"model_type": kinds[wrong], "vocab_size": config["vocab_size"]}
     elif wrong == "wrong type":
@@ -262,7 +280,7 @@ def spoil(folder: Path, wrong: str) -> Path:
     elif wrong == "another size":
         config["hidden_size"] *= 2
     (folder / "config.json").write_text("{" if wrong == "no JSON" else json.dumps(config))
-    if wrong == "no config":
+    if wrong in ("no config", "an adapter"):
         (folder / "config.json").unlink()
     elif wrong == "no tokenizer":
         (folder / "tokenizer.json").unlink()
@@ -272,15 +290,20 @@ def spoil(folder: Path, wrong: str) -> Path:
         weights.write_bytes(weights.read_bytes()[: 100_000 if wrong == "cut" else 0])
     elif wrong.startswith("pointer"):
         (weights if wrong == "pointer" else folder / "tokenizer.json").write_text(pointer)
-    elif wrong in ("a weight is gone", "prefix", "NaN", "infinity", "a shard is gone"):
+    elif wrong == "an index is gone":
+        weights.rename(folder / "model-1-of-2.safetensors")
+    elif wrong.startswith(("a weight is gone", "prefix", "NaN", "infinity", "a shard is gone")):
         tensors = load_file(weights)
-        if wrong == "a weight is gone":
+        if wrong.startswith("a weight is gone"):
             tensors.pop(next(name for name in tensors if "dense" in name))
         elif wrong == "prefix":
             tensors = {f"module.{name.removeprefix('gpt_neox.')}": one for name, one in tensors.items()}
-        elif wrong in ("NaN", "infinity"):
-            tensors["gpt_neox.final_layer_norm.bias"][-1] = float("nan" if wrong == "NaN" else "-inf")
+        elif wrong.startswith(("NaN", "infinity")):
+            tensors["gpt_neox.final_layer_norm.bias"][-1] = float("-inf" if wrong == "infinity" else "nan")
         save_file(tensors, weights, metadata={"format": "pt"})
+        if wrong.endswith(".bin"):
+            weights.unlink()
+            torch.save(tensors, folder / "pytorch_model.bin")
         if wrong == "a shard is gone":
             places = dict.fromkeys(tensors, "model-1.safetensors") | {
                 next(iter(tensors)): "model-2.safetensors"

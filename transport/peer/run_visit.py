@@ -1,7 +1,7 @@
 """A look at a run before joining it, on a connection without a session.
 
-The hub tells what a joiner wants to know, and shows its host that somebody is deciding. Nothing is fetched,
-and the run waits for nobody, until the user has agreed.
+The hub tells what a joiner wants to know, and shows its host that somebody is deciding, where somebody is.
+Nothing is fetched, and the run waits for nobody, until the user has agreed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunPreview:
 
 
 class RunVisit:
-    """A visit of one user. `begin`, let the user decide, `end`."""
+    """A visit of one user. `look`, `decide` while the user does, `end`."""
 
     def __init__(self, url: RunURL, identity: PeerIdentity) -> None:
         self.url, self.identity = url, identity
@@ -42,24 +42,28 @@ class RunVisit:
         self._thread = threading.Thread(target=self._stay, name="visit", daemon=True)
         self._over, self._declined = threading.Event(), False
 
-    def begin(self, patience: float) -> RunPreview:
-        """Ask the hub, and be seen as deciding from then on. While it cannot be reached, dial again for
-        `patience` seconds. Raises Unreachable, RefusedByHub, LinkLost, ProtocolError."""
+    def look(self, patience: float) -> RunPreview:
+        """Ask the hub. While it cannot be reached, dial again for `patience` seconds.
+
+        Raises Unreachable, RefusedByHub, LinkLost, ProtocolError.
+        """
         until = time.monotonic() + patience
         while True:
             try:
                 status = self._ask()
-                break
+                return RunPreview(status, preview_of(status))
             except Unreachable as error:
                 if error.layer == "key" or time.monotonic() >= until:
                     raise
                 time.sleep(REDIAL_S)
+
+    def decide(self) -> None:
+        """Be seen as deciding until the visit ends."""
         deciding = messages.Deciding(
             messages.PROTOCOL, self.url.token, self.url.run, self.identity.name, self.identity.hardware
         )
         self._wire.send(0, [encode(deciding)])
         self._thread.start()
-        return RunPreview(status, preview_of(status))
 
     def end(self, declined: bool) -> None:
         """End the visit; the hub hears of a user who has declined. May be called at any time, and again."""

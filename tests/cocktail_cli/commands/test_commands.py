@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from in_this_process import Run
+from lying_host import lying_host
 
 from cocktail_cli.host import run_folder
 from transport import RunKeys
@@ -207,10 +208,9 @@ def test_an_unreachable_hub_is_exit_5(cocktail: Run) -> None:
 
 
 def test_join_refuses_a_missing_device(cocktail: Run) -> None:
-    url = str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42"))
-
-    assert cocktail("join", url, "-y", "--device", "cuda:99").exit == 4
-    assert cocktail("join", url, "-y", "--device", "abacus").exit == 2
+    with lying_host() as hub:
+        assert cocktail("join", hub.url, "-y", "--device", "cuda:99").exit == 4
+        assert cocktail("join", hub.url, "-y", "--device", "abacus").exit == 2
 
 
 def test_an_unknown_run_is_exit_3(cocktail: Run) -> None:

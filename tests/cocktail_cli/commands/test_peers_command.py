@@ -26,7 +26,8 @@ class Running(HubSwarm):
     """A hub with a toy of a run, and the record by which commands find it."""
 
     def __init__(self, folder: Path, **changes: object) -> None:
-        settings = toy_settings(**({"samples": 10**6, "linger_s": 0.5} | changes))
+        recipe = load_recipe("smoke").to_json()  # a joiner reads it
+        settings = toy_settings(**({"samples": 10**6, "linger_s": 0.5, "recipe": recipe} | changes))
         super().__init__(settings, ToyWork(), folder / "ledger", 0)
         self.record = RunRecord(
             run=settings.run,

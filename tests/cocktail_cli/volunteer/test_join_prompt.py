@@ -125,7 +125,7 @@ def test_a_machine_that_falls_short_is_told_before_it_is_asked(monkeypatch: pyte
 
     short = pytest.raises(Failure, match=r"80\.0 GB of memory needed, 25\.8 GB here")
     with JoinQuestion(url, offer) as question, short:
-        question._show(RunPreview(STATUS, welcome))
+        question._checked(RunPreview(STATUS, welcome))
 
 
 def test_a_glance_names_the_processor_where_that_is_asked_for() -> None:
@@ -190,3 +190,31 @@ def test_the_first_word_and_the_question_come_before_torch_is_imported(tmp_path:
     ], ran.stderr
     assert all(line.endswith("[]") for line in said), said
     assert "not joined: nothing was downloaded" in ran.stderr
+
+
+AWAY = """
+import sys
+from cocktail_cli.main import app
+from transport.protocol import Unreachable
+
+sys.argv = ["cocktail", "join", sys.argv[1], "-y"]
+try:
+    app(standalone_mode=False)
+except Unreachable:
+    print("UNREACHABLE", sorted({"torch", "transformers", "datasets"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_away_is_told_before_torch_is_imported_also_with_yes(tmp_path: Path) -> None:
+    url = str(RunKeys.generate().url("127.0.0.1", 1, "amber-otter-42"))
+    ran = subprocess.run(
+        [sys.executable, "-c", AWAY, url],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"COCKTAIL_HOME": str(tmp_path)},
+        check=False,
+    )
+
+    assert ran.stdout.splitlines()[-1:] == ["UNREACHABLE []"], ran.stderr

@@ -187,6 +187,7 @@ def test_shares_of_steps_are_rounded_up_and_whole_numbers_are_kept() -> None:
 
     assert recipe.training.warmup(100) == 3
     assert recipe.training.warmup(10) == 1
+    assert recipe.training.warmup(1) == 0, "a run of one step trains"
     assert recipe.checkpoint.eval_every(5) == 3
     assert load_recipe("smoke", ["warmup_steps=7"]).training.warmup(100) == 7
     assert load_recipe("smoke", ["eval_steps=null"]).checkpoint.eval_every(100) == 0

@@ -269,9 +269,10 @@ def test_columns_can_be_renamed(corpus_of, tokenizer) -> None:
 
     [sample] = corpus_of(rows, "datasets.0.column_map={prompt: q, completion: a}").samples
     [text] = corpus_of(rows, "datasets.0.column_map={text: q}").samples
+    [spaced] = corpus_of([{" q ": "One?"}], 'datasets.0.column_map.text=" q "').samples
 
     assert read(tokenizer, sample) == ("One? Two.<|endoftext|>", " Two.<|endoftext|>")
-    assert read(tokenizer, text)[0] == "One?<|endoftext|>"
+    assert read(tokenizer, text)[0] == read(tokenizer, spaced)[0] == "One?<|endoftext|>"
 
 
 # ---- length --------------------------------------------------------------------------------------
@@ -344,6 +345,8 @@ def test_wrapped_packing_loses_no_token_and_fills_every_block_but_the_last(corpu
         ('{"x": 1, "y": 2}\n', "my.jsonl:1: columns x, y are no known kind of data"),
         ('{"q": "a", "a": "b"}\n', "column_map.prompt=q datasets.0.column_map.completion=a)"),
         ('{"Frage": "a", "Antwort": "b"}\n', "prompt=Frage datasets.0.column_map.completion=Antwort)"),
+        ('{" text ": "a"}\n', """'datasets.0.column_map.text=" text "')"""),
+        ('{"my text": "a", "b c": "d"}\n', "'datasets.0.column_map.completion=b c')"),
         ('{"text": "a"}\n{"text": "a", "text": "b"}\n', "my.jsonl:2: not valid JSON: an object has the key"),
         (
             '{"messages": [{"role": "user", "role": "tool"}]}\n',

@@ -1,8 +1,12 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.config import Recipe, recipe_from_json
-from recipes.planning import LinkSpeed, StepCost, cost_of_step
+from recipes.config import Recipe, load_recipe, recipe_from_json
+from recipes.planning import LinkSpeed, StepCost, cost_of_step, survey_data
 from transport.scheduling.leases import BLOCK, StepLadder
 
 PACKET = 10**6
@@ -110,3 +114,26 @@ def test_packets_shrink_until_the_compute_hides_them_and_no_further() -> None:
     assert thinner.slowest == "each peer's up"
     assert thin.seconds == 1.0, "a step takes as long as the packets that are sent"
     assert thinner.computing * thinner.seconds == 1.0
+
+
+@pytest.mark.parametrize("held", ["0", "3"])
+def test_a_plan_counts_the_samples_that_are_trained(
+    corpus_of: Any, tokenizer: Any, tmp_path: Path, held: str
+) -> None:
+    """A template that rewrites earlier messages makes a sample of each answer."""
+    tokenizer.chat_template = (
+        "{{ messages | length }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    ask, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+    rows = [{"messages": [ask, answer] * 3}] * 12
+    keys = (f"val_set_size={held}", "max_length=256")
+
+    trained = len(corpus_of(rows, *keys).samples)
+
+    asked = load_recipe(tmp_path / "bare.yaml", list(keys), data=str(tmp_path / "my.jsonl"))
+    survey = survey_data(asked, tokenizer)
+    assert survey.samples(asked) == trained == 3 * (12 - int(held))
+    assert (survey.rows, len(survey.lengths)) == (12, 12)
+    asked = load_recipe(tmp_path / "bare.yaml", [*keys, "packing=true"], data=str(tmp_path / "my.jsonl"))
+    assert survey.samples(asked) == round((12 - int(held)) * sum(survey.documents) / 12 / 256)

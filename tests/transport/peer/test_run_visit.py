@@ -28,7 +28,9 @@ def states(url: RunURL) -> dict[str, str]:
 def test_a_visitor_reads_what_hello_would_be_answered_and_then_joins_under_its_name(url: RunURL) -> None:
     me = PeerIdentity("ann", keys=CurveKeys.generate())
     visit = RunVisit(url, me)
-    preview = visit.begin(5.0)
+    preview = visit.look(5.0)
+    assert states(url) == {}, "only one who decides is seen"
+    visit.decide()
     until(lambda: states(url) == {"ann": "deciding"})
     link = PeerLink(url, me)
     welcome = link.connect(5.0)
@@ -42,7 +44,8 @@ def test_a_visitor_reads_what_hello_would_be_answered_and_then_joins_under_its_n
 
 def test_a_visitor_who_declines_is_gone(url: RunURL) -> None:
     visit = RunVisit(url, PeerIdentity("ann"))
-    visit.begin(5.0)
+    visit.look(5.0)
+    visit.decide()
     until(lambda: states(url) == {"ann": "deciding"})
     visit.end(declined=True)
 
@@ -53,7 +56,7 @@ def test_a_visitor_without_the_token_is_refused(url: RunURL) -> None:
     stranger = RunURL(url.key, RunKeys.new_token(), url.host, url.port, url.run)
     visit = RunVisit(stranger, PeerIdentity("ann"))
     with pytest.raises(RefusedByHub, match="token"):
-        visit.begin(5.0)
+        visit.look(5.0)
     visit.end(declined=True)
 
 
@@ -61,7 +64,7 @@ def test_a_hub_that_does_not_listen_is_unreachable(url: RunURL) -> None:
     away = RunURL(url.key, url.token, "127.0.0.1", 1, url.run)
     visit = RunVisit(away, PeerIdentity("ann"))
     with pytest.raises(Unreachable):
-        visit.begin(0.0)
+        visit.look(0.0)
     visit.end(declined=True)
 
 

@@ -179,8 +179,7 @@ class Cocktail:
         quantized = triton_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
         positions = triton_kernels.coded(kept.positions, m)
         parts = [*positions.parts, quantized.scales, quantized.packed]
-        read = torch.cat([part.view(torch.uint8) for part in parts]).cpu().numpy()  # waits once more
-        *places, scales, packed = np.split(read, np.cumsum([part.nbytes for part in parts])[:-1])
+        *places, scales, packed = triton_kernels.read_back(parts)  # waits once more
         return Encoded(write(m, positions.read(*places), quantized.codes(packed, scales)), m)
 
     @property

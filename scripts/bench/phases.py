@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -145,9 +144,9 @@ def within(phases: Phases, phase: str, function: Callable[..., Any]) -> Callable
     return wrapped
 
 
-def seconds(spans: list[Span]) -> Counter[str]:
+def seconds(spans: list[Span]) -> dict[str, float]:
     """Add up the seconds of each phase. The device has been waited for."""
-    found = Counter[str]()
+    found = dict.fromkeys((*EXCHANGE, COMPUTE, OPTIMIZER), 0.0)
     for span in spans:
         found[span.phase] += span.seconds
     return found

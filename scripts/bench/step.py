@@ -127,8 +127,7 @@ def row(
     """Summarize the rounds by medians."""
     step, every = median(one.step_s for one in rounds), recipe.compression.step_rungs[0]
     spent = [phases.seconds(one.spans) for one in rounds]
-    names = (*phases.EXCHANGE, phases.COMPUTE, phases.OPTIMIZER)
-    of = {name: median(one[name] for one in spent) / every for name in names}
+    of = {name: median(one[name] for one in spent) / every for name in spent[0]}
     tokens = sum(sample.count for sample in lease) // every
     return {
         "recipe": recipe.name,

@@ -41,7 +41,7 @@ def with_liger_kernels(model: PreTrainedModel, recipe: Recipe, device: str | tor
     if wanted == "auto":
         small = small_config(model.config) if find_spec("liger_kernel") else ""
         kind: Any = type(model)
-        if not small or not same_losses(kind, small, str(device)):
+        if not small or not same_losses(kind, small, str(device), apply):
             return model
     try:
         apply(model)
@@ -82,21 +82,22 @@ def same_losses(
     kind: Any,  # class of a PreTrainedModel
     config: str,  # as `small_config` writes it
     device: str,
-    patch: Callable[[Any], object] = apply,
+    patch: Callable[[Any], object],
 ) -> bool:
     """Tell whether a model has the same losses with a patch as without, to which its module is restored. It
     is tried once in a process."""
     try:
         shape = kind.config_class.from_dict(json.loads(config))
-        with torch.random.fork_rng(), torch.device(device):
+        with torch.random.fork_rng(devices=[]):  # all is drawn on the host
             torch.manual_seed(0)
             base, batch = spread_out(kind(shape).train()), tokens(int(shape.vocab_size))
+        batch = {name: part.to(device) for name, part in batch.items()}
         rows = [
             {name: part[row : row + 1] for name, part in batch.items()} for row in range(len(batch["labels"]))
         ]
 
         def run(dtype: torch.dtype, parts: Sequence[Mapping[str, Tensor]], patched: bool) -> Tensor:
-            model = copy.deepcopy(base).to(dtype)
+            model = copy.deepcopy(base).to(device, dtype)
             if patched:
                 patch(model)
             return losses(model, parts)

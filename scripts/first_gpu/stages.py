@@ -17,6 +17,7 @@ Figures = dict[str, float | int | str]
 
 PYTHON, COCKTAIL = [sys.executable], [sys.executable, "-m", "cocktail_cli"]
 HERE = "scripts.first_gpu.programs"
+LORA_MICRO_BATCH, LORA_BATCH = 4, 16  # sequences, where adapters are trained side by side
 ENDING = 1.0  # minutes that the study takes to cut a cell short, measure it and write its row
 
 
@@ -153,6 +154,10 @@ def stages(device: str, folder: Path, scale: Scale, minutes: float = 8.0) -> lis
     llama = partial(step, "llama-3.1-8b-lora", larger)
     everything = "gpt-neox", "gptj", "llama", "opt", "qwen3"
     left = picked("handoff", "keep", "restore", "equal")
+    equal = f"global_batch_size={LORA_BATCH}", f"per_device_train_batch_size={LORA_MICRO_BATCH}"
+    adapters = *equal, "optim=adamw_torch_fused", "--peers", "1"
+    speed = picked("tokens_per_s", "step_s", "memory_bytes")
+    with_trl = "trl", str(folder / "models" / larger), str(scale.length)
 
     def model(name: str) -> Stage:
         return Stage(
@@ -175,6 +180,9 @@ def stages(device: str, folder: Path, scale: Scale, minutes: float = 8.0) -> lis
         Stage("no compiler", codec("3e6"), "the host encodes", codec_figures, no_compiler),
         Stage("kernels", [*PYTHON, *kernels], "all pass", outcomes),
         model(larger),
+        Stage("8 B LoRA, TRL", program(*with_trl), "", speed),
+        Stage("8 B LoRA, TRL with liger", program(*with_trl, "liger"), "faster, and smaller", speed),
+        Stage("8 B LoRA, cocktail", llama(*adapters), "as TRL with liger", step_figures),
         Stage("8 B load_in_4bit=true", llama("load_in_4bit=true"), "a step", step_figures),
         Stage("8 B load_in_8bit=true", llama("load_in_8bit=true"), "a step", step_figures),
         Stage("8 B dtype=float16", llama("dtype=float16"), "a step", step_figures),

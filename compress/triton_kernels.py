@@ -8,7 +8,6 @@ the values: see `Selected`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -113,12 +112,6 @@ class OnDevice:
         """Make the codes of what was read of `packed` and of the bytes of `scales`."""
         patterns = self.plan.patterns(scales.view(np.float32))
         return host.Codes(self.bits, self.bucket, self.count, packed, self.plan.table, patterns)
-
-
-def read_back(parts: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """Read the bytes of several tensors together, (b,) uint8 each: the device is waited for once."""
-    read = torch.cat([part.view(torch.uint8) for part in parts]).cpu().numpy()
-    return np.split(read, np.cumsum([part.nbytes for part in parts])[:-1])
 
 
 def dequantize(codes: host.Codes, device: torch.device, inside: int = 0) -> torch.Tensor:

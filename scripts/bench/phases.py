@@ -104,6 +104,7 @@ def functions(peer: Any) -> Iterator[tuple[str, Any, str]]:
     yield "quantize", codec, "quantize"
     yield "code", codec, "encode_positions"
     yield "code", codec, "write"
+    yield "read_back", codec, "read_back"
     yield "decode", codec.Encoded, "update"
     yield "decode", global_model, "decode"
     yield "move", global_model, "move"
@@ -119,7 +120,6 @@ def functions(peer: Any) -> Iterator[tuple[str, Any, str]]:
         yield "quantize", triton_kernels.OnDevice, "codes"
         yield "code", triton_kernels, "coded"
         yield "code", triton_kernels.CodedPositions, "read"
-        yield "read_back", triton_kernels, "read_back"
 
 
 @contextmanager

@@ -157,6 +157,36 @@ def test_an_exchange_waits_for_the_device_twice_and_takes_the_memory_that_is_pla
 
 
 @pytest.mark.parametrize("where", ["accelerator", "cpu"])
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        # counts of the selection, with the values that the host fits levels to; the bytes of the packet
+        ({}, 2),
+        ({"shards": 3}, 6),  # likewise each: the next delta has the memory of the last
+        ({"quant_bits": 16}, 2),  # counts; positions and values, which the host quantizes
+        ({"topk_chunk": 64}, 1),  # positions and values: how many is known beforehand
+    ],
+    ids=str,
+)
+def test_an_exchange_waits_for_no_more_than_each_shards_selection_and_bytes(
+    changes: dict[str, Any], waits: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way back waits for nothing until the fingerprint of an x' on the device is told."""
+    small_samples(monkeypatch)
+    around = Around(where, random_ratio=0.5, **changes)
+    with fake.counted() as start:
+        sent = around.start()
+    with fake.counted() as finish:
+        around.finish(sent)
+    with fake.counted() as told:
+        assert around.peer.worker.global_model.fingerprint
+
+    assert sum(start.waits.values()) == waits, start.waits
+    assert not finish.waits
+    assert sum(told.waits.values()) == (where == "accelerator")
+
+
+@pytest.mark.parametrize("where", ["accelerator", "cpu"])
 def test_each_phase_of_an_exchange_is_measured_and_nobody_waits_for_that(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -86,6 +85,8 @@ def same_losses(
 ) -> bool:
     """Tell whether a model has the same losses with a patch as without, to which its module is restored. It
     is tried once in a process."""
+    module = vars(sys.modules[kind.__module__])  # liger-kernel replaces functions and classes in it
+    before = dict(module)
     try:
         shape = kind.config_class.from_dict(json.loads(config))
         with torch.random.fork_rng(devices=[]):  # all is drawn on the host
@@ -106,12 +107,13 @@ def same_losses(
         spread = max(
             float((plain - other).abs().max()) for other in (exact, run(torch.bfloat16, rows, False))
         )
-        with restored(sys.modules[kind.__module__].__dict__):
-            fused, rounded = run(torch.float32, [batch], True), run(torch.bfloat16, [batch], True)
+        fused, rounded = run(torch.float32, [batch], True), run(torch.bfloat16, [batch], True)
         near = (fused - exact).abs() <= AGREE * exact
         return bool(near.all()) and float((rounded - plain).abs().max()) <= spread
     except Exception:  # another package's kernels, compiled here: whatever they raise, the model does without
         return False
+    finally:
+        module.update(before)
 
 
 @torch.no_grad()
@@ -148,13 +150,3 @@ def tokens(vocabulary: int) -> dict[str, Tensor]:
         "position_ids": torch.stack([places, places % (LENGTH // 2)]),
         "labels": drawn,
     }
-
-
-@contextmanager
-def restored(names: dict[str, Any]) -> Iterator[None]:
-    """Restore the names of a module: liger-kernel replaces functions and classes in it."""
-    before = dict(names)
-    try:
-        yield
-    finally:
-        names.update(before)

@@ -21,6 +21,7 @@ from compress.backends import compiled, usable
 from compress.coding import encode_positions
 from compress.errors import NonFiniteError
 from compress.packet import PackedUpdate, Update, decode_packed, longest, write
+from compress.pinned_copy import read_back
 from compress.quantization import BITS, quantize
 from compress.sampling import Sample, Schedule, most_sampled, schedule
 from compress.sharding import MOST_SHARDS, Shard, cut, rises
@@ -174,13 +175,12 @@ class Cocktail:
         kept = triton_kernels.largest(v, topk.share_of(m, self.topk_ratio), bucket)  # waits once
         k = len(kept.values)
         if not k or not triton_kernels.takes(bits, bucket):
-            found = topk.Survivors(kept.positions.cpu().numpy(), kept.values.cpu().numpy())
-            return self._pack(m, found, compiled(k))
+            at, values = read_back(kept.positions, kept.values)
+            return self._pack(m, topk.Survivors(at.view(np.int64), values.view(np.float32)), compiled(k))
         quantized = triton_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
         positions = triton_kernels.coded(kept.positions, m)
         parts = [*positions.parts, quantized.scales, quantized.packed]
-        read = torch.cat([part.view(torch.uint8) for part in parts]).cpu().numpy()  # waits once more
-        *places, scales, packed = np.split(read, np.cumsum([part.nbytes for part in parts])[:-1])
+        *places, scales, packed = read_back(*parts)  # waits once more
         return Encoded(write(m, positions.read(*places), quantized.codes(packed, scales)), m)
 
     @property

@@ -316,13 +316,13 @@ def add_codes(
     """Add factor * the values of a packed update to out[start:stop]. No product but the last is rounded, nor
     is it fused with the sum: the bits of torch's `index_add_`.
 
-    At 4 bits, the usual width, a bucket that is known to lie inside is added without comparisons, eight
-    values at once, its products computed once for each code: half of the time.
+    Up to 4 bits a bucket that is known to lie inside is added without comparisons, eight values at once, its
+    products computed once for each code: half of the time.
     """
     begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the next free position
     bits, mask = np.uint64(width), np.uint64((1 << width) - 1)
     size, count = np.uint64(bucket), np.uint64(len(gaps))
-    steps, codes = gaps[: len(gaps) // 8 * 8].view(np.uint64), packed[: len(packed) // 4 * 4].view(np.uint32)
+    steps, words = gaps[: len(gaps) // 8 * 8].view(np.uint64), packed[: len(packed) // 8 * 8].view(np.uint64)
     products = np.empty(16, np.float32)
     nth = 0
     while nth < len(far) and far[nth] < first:
@@ -332,11 +332,13 @@ def add_codes(
         scale = scales[row]
         one, last = max(np.uint64(first), row * size), min((row + ONE) * size, count)
         known = np.uint64(inside) <= one and last <= np.uint64(until)
-        if width == 4 and known and (one | last) & SEVEN == 0 and jump >= last:
-            for number in range(16):
+        read = last * bits <= np.uint64(len(words)) << np.uint64(6)
+        if width <= 4 and known and read and (one | last) & SEVEN == 0 and jump >= last:
+            for number in range(1 << width):
                 products[number] = levels[number] * scale * factor
             for eight in range(one >> THREE, last >> THREE):
-                step, code = steps[eight], np.uint64(codes[eight])
+                byte = np.uint64(eight) * bits  # where eight codes begin, which lie in one word
+                step, code = steps[eight], words[byte >> THREE] >> ((byte & SEVEN) << THREE)
                 for _ in range(8):  # unrolled
                     at += step & BYTE
                     out[at] += products[code & mask]

@@ -32,6 +32,15 @@ def array_brought(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return brought(torch.from_numpy(own), device)
 
 
+def read_back(*parts: torch.Tensor) -> list[np.ndarray]:
+    """Read the bytes of vectors on one device, (b,) uint8 each: a GPU is waited for once."""
+    raw = [part.view(torch.uint8) for part in parts]
+    if not parts[0].is_cuda:
+        return [part.numpy() for part in raw]
+    ends = np.cumsum([len(part) for part in raw])
+    return np.split(torch.cat(raw).cpu().numpy(), ends[:-1])
+
+
 class Arriving:
     """A number, () int64, that leaves its device while the host goes on."""
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from compress.errors import NonFiniteError
+from compress.pinned_copy import read_back
 
 MAGNITUDE = 0x7FFFFFFF
 INFINITY = 0x7F800000
@@ -120,7 +121,8 @@ def in_chunks(v: torch.Tensor, topk_chunk: int, topk_ratio: float) -> Survivors:
         whole + _of_rows(v[whole:].view(1, -1), topk_ratio),
     ]
     at = torch.cat(found)
-    values, positions = v[at].cpu().numpy(), at.cpu().numpy().astype(index_type(len(v)))
+    places, kept = read_back(at, v[at])
+    values, positions = kept.view(np.float32), places.view(np.int64).astype(index_type(len(v)))
     wrong = np.flatnonzero(~np.isfinite(values))  # NaN and infinity rank first, so they were selected
     if len(wrong):
         raise NonFiniteError(float(values[wrong[0]]), int(positions[wrong[0]]))

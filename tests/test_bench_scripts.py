@@ -14,10 +14,11 @@ import torch
 from compress import Cocktail, entropy, heavy_tailed_models
 from scripts.bench.compress import GRID, SETTINGS, bench, energy_lost, table
 from scripts.bench.packet_bounds import entropy_bound, reference_packet, reference_values
+from scripts.bench.phases import EXCHANGE
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = ["data", "p", "K", "bits", "bits_per_param", "bound", "ratio_fp16", "encode_ms", "decode_ms"]
-KEYS += ["reference_encode_ms", "floor_ms", "error", "reference_error"]
+KEYS += ["aggregate_ms", "reference_encode_ms", "floor_ms", "error", "reference_error"]
 
 
 @pytest.fixture(scope="module")
@@ -142,4 +143,8 @@ def test_bench_step_measures_a_step_without_a_network() -> None:
     assert (row["v"], row["samples"], row["parameters"]) == (1, 2, 1_012_992)
     assert 0 < row["tokens"] <= 2 * 32
     assert 0 < row["compute_s"] <= row["step_s"] <= row["slowest_s"]
+    assert 0 < row["optimizer_s"] < min(row["plain_s"], row["step_s"])
+    assert list(row["phases"]) == EXCHANGE
+    assert all((row["phases"][name] > 0) == (name != "read_back") for name in EXCHANGE)
+    assert sum(row["phases"].values()) - row["join_s"] <= row["codec_s"]  # the join is behind it
     assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["step_s"])

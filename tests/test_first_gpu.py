@@ -49,4 +49,5 @@ def test_no_stage_that_begins_anew_takes_over_ninety_seconds_and_names_are_uniqu
 def test_figures_are_read_from_what_the_commands_print() -> None:
     assert last_object('text\n{"a": 1}\n{"b": 2}\nmore') == {"b": 2}
     assert outcomes("3 failed, 207 passed in 47 s") == {"failed": 3, "passed": 207}
-    assert step_figures('{"step_s": 1.02, "compute_s": 1.0}')["beyond_compute"] == 0.02
+    said = step_figures('{"step_s": 1.02, "plain_s": 1.0, "phases": {"gather": 0.5}}')
+    assert (said["beyond_plain"], said["gather"]) == (0.02, 0.5)

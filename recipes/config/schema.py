@@ -327,7 +327,9 @@ class Training(Section):
         dict[Literal["every_n_layers", "offload"], int | bool], AfterValidator(checkpointing_options)
     ] = key({}, "every_n_layers: a number; offload: true keeps activations in host memory")
     torch_compile: bool = key(False, "compile the model with torch.compile")
-    use_liger_kernel: bool = key(False, "fused kernels of liger-kernel, on CUDA only")
+    use_liger_kernel: Literal["auto"] | bool = key(
+        "auto", "fused kernels of liger-kernel, on CUDA only; auto: if installed, and losses stay the same"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = key(42, "seed of shuffling, sampling and initialization")
 
     def total_samples(self, rows: int) -> int:

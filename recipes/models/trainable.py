@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from recipes.config import Lora, Recipe, Training
 from recipes.downloads import from_pretrained_options
-from recipes.errors import MissingPackage, ModelError
+from recipes.errors import ModelError
 from recipes.foreign_json import read_object
 from recipes.hardware import HalfPrecision, half_precision
 from recipes.weight_files import (
@@ -57,6 +57,7 @@ from recipes.weight_files import (
 
 from .base_model import cached_commit, context_of
 from .causal_lm import Visible, load_model, open_vector, visible_in
+from .fused_kernels import with_liger_kernels
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -278,23 +279,6 @@ def prepare_for_training(
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
     return made
-
-
-def with_liger_kernels(model: PreTrainedModel, recipe: Recipe, device: str | torch.device) -> PreTrainedModel:
-    """Patch in liger-kernel's fused kernels where the recipe wants them, on CUDA. Errors:
-    MissingPackage."""
-    if recipe.training.use_liger_kernel and torch.device(device).type == "cuda":
-        try:
-            from transformers.integrations.liger import apply_liger_kernel
-
-            apply_liger_kernel(model, None)  # type: ignore[no-untyped-call]
-        except ImportError as error:
-            raise MissingPackage(
-                "training.use_liger_kernel: liger-kernel is not installed",
-                "liger-kernel",
-                hints=("or training.use_liger_kernel=false",),
-            ) from error
-    return model
 
 
 def meta_trained_model(recipe: Recipe, base: Path) -> nn.Module:

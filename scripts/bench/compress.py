@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from compress import Cocktail, Sample, decode, heavy_tailed_models
+from compress import Cocktail, Sample, decode, decode_packed, heavy_tailed_models
 from scripts.bench.packet_bounds import entropy_bound, reference_packet, reference_values
 from scripts.swarms.lab import parser
 
@@ -77,7 +77,8 @@ def measure(pair: Models, mix: Cocktail, times: int) -> dict[str, Any]:
     """Measure one row."""
     n, device = len(pair.local), pair.local.device
     samples = [mix.draw(n, SEED, round, device) for round in range(times + 1)]
-    spent = [_seconds(pair, mix, sample, round) for round, sample in enumerate(samples)]
+    total = torch.zeros(max(sample.m for sample in samples))
+    spent = [_seconds(pair, mix, sample, round, total) for round, sample in enumerate(samples)]
     # the first warms up: pages, tables, kernels
     best = {name: 1e3 * min(clocks[name] for clocks in spent[1:]) for name in spent[0]}
     sample, p = samples[-1], mix.random_ratio
@@ -95,6 +96,7 @@ def measure(pair: Models, mix: Cocktail, times: int) -> dict[str, Any]:
         "ratio_fp16": 16 / bits,
         "encode_ms": best["encode"],
         "decode_ms": best["decode"],
+        "aggregate_ms": best["aggregate"],
         "reference_encode_ms": best["reference"],
         "floor_ms": best["floor"],
         "error": energy_lost(delta, decode(packet, m, device).dense()),
@@ -103,7 +105,9 @@ def measure(pair: Models, mix: Cocktail, times: int) -> dict[str, Any]:
     }
 
 
-def _seconds(pair: Models, mix: Cocktail, sample: Sample, round: int) -> dict[str, float]:
+def _seconds(
+    pair: Models, mix: Cocktail, sample: Sample, round: int, total: torch.Tensor
+) -> dict[str, float]:
     device, every = pair.local.device, int(1 / mix.random_ratio)
 
     def reference() -> object:
@@ -115,7 +119,16 @@ def _seconds(pair: Models, mix: Cocktail, sample: Sample, round: int) -> dict[st
     _, back = timed(lambda: sample.add_(pair.shared, decode(sent.packet, sample.m, device)), device)
     # taken back out: a device holds two vectors, no third
     sample.add_(pair.shared, decode(sent.packet, sample.m, device), -1)
-    return {"floor": floor, "encode": encode, "decode": back, "reference": timed(reference, device)[1]}
+    _, added = timed(lambda: aggregate(sent.packet, total[: sample.m]), torch.device("cpu"))
+    _, theirs = timed(reference, device)
+    return {"floor": floor, "encode": encode, "decode": back, "aggregate": added, "reference": theirs}
+
+
+def aggregate(packet: bytes, total: torch.Tensor) -> None:
+    """Do what an aggregator does with the packet of one of many peers; total: (m,) on the host."""
+    update = decode_packed(packet, len(total))
+    update.norm()
+    update.add_to(total, 0, len(total), 0.125)
 
 
 def energy_lost(delta: torch.Tensor, sent: torch.Tensor) -> float:

@@ -6,7 +6,11 @@ scripts/bench_step --model ./my-model --data rows.jsonl
 
 The model is fetched as for a launch; of the data only the first rows are read. With --json one object:
 {"v": 1, "recipe", "device", "parameters", "micro_batch", "samples", "tokens", "step_s", "compute_s",
-"codec_s", "join_s", "tokens_per_s", "packet_bytes", "slowest_s", "memory_bytes"}
+"optimizer_s", "codec_s", "join_s", "phases": {"sample", "gather", ...}, "plain_s", "tokens_per_s",
+"packet_bytes", "slowest_s", "memory_bytes"}
+
+codec_s is the whole exchange, beside the compute where staleness is 1; phases.py names its phases. plain_s is
+a step of an ordinary loop: the same model, micro-batches, clipping and optimizer, and no exchange.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +32,7 @@ from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.ui import megabytes
 from cocktail_cli.volunteer import micro_batch_of
 from recipes.config import Recipe
+from scripts.bench import phases
 from scripts.swarms.lab import parser
 from scripts.swarms.loopback_link import LoopbackLink
 
@@ -36,13 +41,12 @@ WARM = 1  # warm-up rounds: the first compiles, and has nothing to exchange
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one step by phase, and bytes of its packet."""
+    """One step: its seconds, those of its exchange, and the spans of its phases."""
 
     step_s: float
-    compute_s: float
     codec_s: float  # encoding and decoding; in parallel with compute where staleness is 1
-    join_s: float  # x_i follows the aggregate: what of the exchange is never beside the compute
-    packet: int
+    packet: int  # bytes
+    spans: list[phases.Span]
 
 
 def measured(recipe: Recipe, device: str, micro_batch: int | None, steps: int, peers: int) -> dict[str, Any]:
@@ -71,7 +75,8 @@ def measured(recipe: Recipe, device: str, micro_batch: int | None, steps: int, p
             peer.micro_batch = micro_batch_for(peer.trainer, recipe)
         link = LoopbackLink(pack_samples(lease), len(lease), WARM + math.ceil(steps / every), every)
         rounds = list(rounds_of(link, peer))
-    return row(recipe, device, peer, lease, rounds)
+        plain = plain_step(peer, lease[: len(lease) // every], steps)
+    return row(recipe, device, peer, lease, rounds) | {"plain_s": plain}
 
 
 def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Any]:
@@ -87,28 +92,33 @@ def rounds_of(link: LoopbackLink, peer: Any) -> Iterator[Measured]:
     from recipes.training import StepDone, finetune
 
     every, before = link.local_steps, time.monotonic()
-    for event in finetune(link, peer, 0):
-        if not isinstance(event, StepDone):
-            continue
-        join = event.join_s + drained(peer)
-        now = time.monotonic()
-        if event.round >= WARM:
-            compute = (event.compute_finished or 0.0) - (event.compute_started or 0.0)
-            codec = event.exchange_finished - event.exchange_started
-            step = (now - before) / every
-            yield Measured(step, compute / every, codec / every, join / every, event.sent_bytes)
-        before = now
+    with phases.measured(peer) as measuring:
+        for event in finetune(link, peer, 0):
+            if not isinstance(event, StepDone):
+                continue
+            now, spans = time.monotonic(), measuring.taken()
+            if event.round >= WARM:
+                codec = event.exchange_finished - event.exchange_started
+                yield Measured((now - before) / every, codec / every, event.sent_bytes, spans)
+            before = now
 
 
-def drained(peer: Any) -> float:
-    """Wait for what a GPU was asked; return the seconds that took. They are of the optimizer as well."""
-    if peer.side.stream is None:
-        return 0.0
-    import torch
+def plain_step(peer: Any, samples: Sequence[Any], steps: int) -> float:
+    """Measure a step of a loop of the same trainer that exchanges nothing."""
+    from recipes.data import batches
+    from recipes.objectives import objective_of
 
-    started = time.monotonic()
-    torch.cuda.synchronize(peer.side.stream.device)
-    return time.monotonic() - started
+    trainer, limit = peer.trainer, peer.recipe.training.max_grad_norm
+    parts, terms = list(batches(samples, peer.micro_batch)), objective_of(peer.recipe).terms(samples)
+    ends = []
+    for _ in range(WARM + steps + 1):
+        trainer.zero()
+        for start in range(0, len(parts), trainer.at_once):
+            trainer.backward(parts[start : start + trainer.at_once], terms)
+        trainer.clip(limit)  # reads the norm: no step ends before its compute has
+        trainer.step(peer.rate)
+        ends.append(time.monotonic())
+    return median(b - a for a, b in pairwise(ends[WARM:]))
 
 
 def row(
@@ -116,6 +126,8 @@ def row(
 ) -> dict[str, Any]:
     """Summarize the rounds by medians."""
     step, every = median(one.step_s for one in rounds), recipe.compression.step_rungs[0]
+    spent = [phases.seconds(one.spans) for one in rounds]
+    of = {name: median(one[name] for one in spent) / every for name in spent[0]}
     tokens = sum(sample.count for sample in lease) // every
     return {
         "recipe": recipe.name,
@@ -125,9 +137,11 @@ def row(
         "samples": len(lease) // every,
         "tokens": tokens,
         "step_s": step,
-        "compute_s": median(one.compute_s for one in rounds),
+        "compute_s": of[phases.COMPUTE],
+        "optimizer_s": of[phases.OPTIMIZER],
         "codec_s": median(one.codec_s for one in rounds),
-        "join_s": median(one.join_s for one in rounds),
+        "join_s": of["join"],
+        "phases": {name: of[name] for name in phases.EXCHANGE},
         "tokens_per_s": tokens / step,
         "packet_bytes": rounds[-1].packet,
         "slowest_s": max(one.step_s for one in rounds),
@@ -153,8 +167,13 @@ def table(row: dict[str, Any]) -> Iterator[str]:
     per = f"{row['samples']:,} sequences, {row['tokens']:,} trained tokens, micro-batch {row['micro_batch']}"
     yield f"{'step':<9} {row['step_s']:.3f} s (the slowest {row['slowest_s']:.3f} s), {per}"
     yield f"{'compute':<9} {row['compute_s']:.3f} s"
+    yield f"{'optimizer':<9} {row['optimizer_s']:.3f} s"
     yield f"{'codec':<9} {row['codec_s']:.3f} s, a packet of {megabytes(row['packet_bytes'])}"
+    longest = sorted(row["phases"].items(), key=lambda one: -one[1])
+    yield f"{'':<9} {', '.join(f'{name} {seconds:.3f}' for name, seconds in longest)}"
     yield f"{'join':<9} {row['join_s']:.3f} s, {row['join_s'] / row['step_s']:.1%} of the step"
+    more = row["step_s"] / row["plain_s"] - 1
+    yield f"{'plain':<9} {row['plain_s']:.3f} s without exchange; the step is {more:.1%} longer"
     yield f"{'speed':<9} {row['tokens_per_s']:,.0f} tokens/s on {row['device']}"
     if row["memory_bytes"]:
         yield f"{'memory':<9} {megabytes(row['memory_bytes'])} at most"

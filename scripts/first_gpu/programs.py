@@ -3,6 +3,7 @@
 python -m scripts.first_gpu.programs parity 100000000 --device cuda
 python -m scripts.first_gpu.programs models FOLDER opt-1.3b gptj-6b --device cuda
 python -m scripts.first_gpu.programs leaving FOLDER/opt-1.3b --device cuda
+python -m scripts.first_gpu.programs trl FOLDER/llama-8b 512 liger --device cuda
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import json
 import tempfile
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
+from scripts.first_gpu.stages import LORA_BATCH, LORA_MICRO_BATCH
 from scripts.swarms.random_models import save_random
 
 PACKETS = 50
@@ -105,6 +109,47 @@ def leaving(words: list[str], device: str) -> dict[str, Any]:
     return found | {"equal": same and other.worker.residual_norm() == before}
 
 
+def trl(words: list[str], device: str) -> dict[str, Any]:
+    """Train adapters like the stage of cocktail beside it, by TRL's SFTTrainer, plain or with liger."""
+    import pydoc_data.topics
+
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    length, ends, on_gpu = int(words[1]), list[float](), device != "cpu"
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_given: object, **_more: object) -> None:
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            ends.append(time.monotonic())
+
+    config = SFTConfig(
+        output_dir=tempfile.gettempdir(),  # where nothing is saved
+        max_length=length,
+        packing=True,
+        packing_strategy="wrapped",
+        per_device_train_batch_size=LORA_MICRO_BATCH,
+        gradient_accumulation_steps=LORA_BATCH // LORA_MICRO_BATCH,
+        max_steps=5,
+        gradient_checkpointing=True,
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        use_liger_kernel="liger" in words,
+        model_init_kwargs={"dtype": "bfloat16"},
+        report_to="none",
+        save_strategy="no",
+    )
+    rows = Dataset.from_dict({"text": [*pydoc_data.topics.topics.values()]})
+    adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    SFTTrainer(words[0], args=config, train_dataset=rows, peft_config=adapters, callbacks=[Clock()]).train()
+    step = median(after - before for before, after in pairwise(ends[1:]))
+    most = torch.cuda.max_memory_allocated(device) if on_gpu else 0
+    return {"tokens_per_s": LORA_BATCH * length / step, "step_s": step, "memory_bytes": most}
+
+
 def fill(device: str) -> torch.Tensor | None:
     """Take memory of the device until it is nearly full; None on the host."""
     if device == "cpu":
@@ -127,12 +172,12 @@ def taken(device: str, parameters: int, work: Any) -> str:
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("program", choices=("parity", "models", "leaving"))
+    programs = {"parity": parity, "models": models, "leaving": leaving, "trl": trl}
+    asked.add_argument("program", choices=programs)
     asked.add_argument("words", nargs="+")
     asked.add_argument("--device", default="cuda")
     args = asked.parse_args()
-    program = {"parity": parity, "models": models, "leaving": leaving}[args.program]
-    print(json.dumps(program(args.words, args.device)))
+    print(json.dumps(programs[args.program](args.words, args.device)))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ Figures = dict[str, float | int | str]
 
 PYTHON, COCKTAIL = [sys.executable], [sys.executable, "-m", "cocktail_cli"]
 HERE = "scripts.first_gpu.programs"
+LORA_MICRO_BATCH, LORA_BATCH = 4, 16  # sequences, where adapters are trained side by side
 ENDING = 1.0  # minutes that the study takes to cut a cell short, measure it and write its row
 
 
@@ -77,11 +78,12 @@ def rounded(value: Any) -> Any:
 
 
 def step_figures(output: str) -> Figures:
-    """Read `bench_step --json`; what a step takes beyond its compute is the join."""
-    found = picked("parameters", "tokens_per_s", "step_s", "compute_s", "codec_s", "memory_bytes")(output)
-    if {"step_s", "compute_s"} <= found.keys():
-        found["beyond_compute"] = round(float(found["step_s"]) / float(found["compute_s"]) - 1, 4)
-    return found
+    """Read `bench_step --json`, the phases of its exchange too; compare with a plain step."""
+    times = "step_s", "compute_s", "optimizer_s", "codec_s", "plain_s"
+    found = picked("parameters", "tokens_per_s", *times, "memory_bytes")(output)
+    if {"step_s", "plain_s"} <= found.keys():
+        found["beyond_plain"] = round(float(found["step_s"]) / float(found["plain_s"]) - 1, 4)
+    return found | {name: rounded(took) for name, took in last_object(output).get("phases", {}).items()}
 
 
 def codec_figures(output: str) -> Figures:
@@ -152,6 +154,10 @@ def stages(device: str, folder: Path, scale: Scale, minutes: float = 8.0) -> lis
     llama = partial(step, "llama-3.1-8b-lora", larger)
     everything = "gpt-neox", "gptj", "llama", "opt", "qwen3"
     left = picked("handoff", "keep", "restore", "equal")
+    equal = f"global_batch_size={LORA_BATCH}", f"per_device_train_batch_size={LORA_MICRO_BATCH}"
+    adapters = *equal, "optim=adamw_torch_fused", "--peers", "1"
+    speed = picked("tokens_per_s", "step_s", "memory_bytes")
+    with_trl = "trl", str(folder / "models" / larger), str(scale.length)
 
     def model(name: str) -> Stage:
         return Stage(
@@ -162,10 +168,10 @@ def stages(device: str, folder: Path, scale: Scale, minutes: float = 8.0) -> lis
         Stage("doctor", [*COCKTAIL, "doctor", *json_on], "no fail", doctor_figures),
         Stage("codec 1.3 B", codec(scale.vectors[0]), "GPU's part of encoding < 50 ms", codec_figures),
         model(small),
-        Stage("step 1.3 B", step("opt-1.3b", small), "beyond compute < .03", step_figures),
+        Stage("step 1.3 B", step("opt-1.3b", small), "beyond plain < .03", step_figures),
         Stage("codec 6 B", codec(scale.vectors[1]), "difference 2 ms, host 1 to 4 s", codec_figures),
         model(large),
-        Stage("step 6 B", step("gptj-6b-full", large), "beyond compute < .03", step_figures),
+        Stage("step 6 B", step("gptj-6b-full", large), "beyond plain < .03", step_figures),
         Stage("leaving", program("leaving", str(folder / "models" / small)), "< .5 byte a parameter", left),
         Stage("parity", program("parity", str(scale.parity)), "equal", picked("equal", "packets")),
         Stage(
@@ -174,6 +180,9 @@ def stages(device: str, folder: Path, scale: Scale, minutes: float = 8.0) -> lis
         Stage("no compiler", codec("3e6"), "the host encodes", codec_figures, no_compiler),
         Stage("kernels", [*PYTHON, *kernels], "all pass", outcomes),
         model(larger),
+        Stage("8 B LoRA, TRL", program(*with_trl), "", speed),
+        Stage("8 B LoRA, TRL with liger", program(*with_trl, "liger"), "faster, and smaller", speed),
+        Stage("8 B LoRA, cocktail", llama(*adapters), "as TRL with liger", step_figures),
         Stage("8 B load_in_4bit=true", llama("load_in_4bit=true"), "a step", step_figures),
         Stage("8 B load_in_8bit=true", llama("load_in_8bit=true"), "a step", step_figures),
         Stage("8 B dtype=float16", llama("dtype=float16"), "a step", step_figures),

@@ -2,6 +2,7 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from compress.quantization import SEEN
 from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, replay, warm_up_codec
 from recipes.planning.memory_plan import exchange_part
 from recipes.training import finetune
+from scripts.bench import phases
 
 FEW, LONG = 160, 400  # sides of a small table, and of one whose packets stay packed (`small_samples`)
 DEVICES = ["cuda:0", "cuda:1"]
@@ -134,9 +136,9 @@ def test_an_exchange_waits_for_the_device_twice_and_takes_the_memory_that_is_pla
         sent = around.start()
     with fake.counted() as finish:
         around.finish(sent)
-        taken, since = fake.peak() - before, torch.empty(LONG**2, pin_memory=True)
-        since.copy_(worker.x, non_blocking=True)
-        told = worker.global_model.fingerprint
+    taken, since = fake.peak() - before, torch.empty(LONG**2, pin_memory=True)
+    since.copy_(worker.x, non_blocking=True)
+    told = worker.global_model.fingerprint
     (update,) = sent.shard_updates
     m, k = update.sample.m, update.update.count
     elsewhere = 4 * m if where == "cpu" else 0
@@ -152,6 +154,56 @@ def test_an_exchange_waits_for_the_device_twice_and_takes_the_memory_that_is_pla
     assert sum(start.to_host.values()) < 2 * k + fitted, start.to_host
     planned = exchange_part(around.peer.recipe.compression, LONG**2, beside=0, gpu=True).bytes
     assert taken == pytest.approx(planned, rel=0.1)
+
+
+@pytest.mark.parametrize("where", ["accelerator", "cpu"])
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        # counts of the selection, with the values that the host fits levels to; the bytes of the packet
+        ({}, 2),
+        ({"shards": 3}, 6),  # likewise each: the next delta has the memory of the last
+        ({"quant_bits": 16}, 2),  # counts; positions and values, which the host quantizes
+        ({"topk_chunk": 64}, 1),  # positions and values: how many is known beforehand
+    ],
+    ids=str,
+)
+def test_an_exchange_waits_for_no_more_than_each_shards_selection_and_bytes(
+    changes: dict[str, Any], waits: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way back waits for nothing until the fingerprint of an x' on the device is told."""
+    small_samples(monkeypatch)
+    around = Around(where, random_ratio=0.5, **changes)
+    with fake.counted() as start:
+        sent = around.start()
+    with fake.counted() as finish:
+        around.finish(sent)
+    with fake.counted() as told:
+        assert around.peer.worker.global_model.fingerprint
+
+    assert sum(start.waits.values()) == waits, start.waits
+    assert not finish.waits
+    assert sum(told.waits.values()) == (where == "accelerator")
+
+
+@pytest.mark.parametrize("where", ["accelerator", "cpu"])
+def test_each_phase_of_an_exchange_is_measured_and_nobody_waits_for_that(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_samples(monkeypatch)
+    wanted, waits, spans = recipe_of(state_device=where, random_ratio=0.5), [], list[phases.Span]()
+    for measured in (False, True):
+        hub = Hub(wanted, [OneRound(t, t) for t in range(3)], side=LONG)
+        peer = peer_on("cuda", wanted, LONG)
+        with ExitStack() as stack:
+            if measured:
+                spans = stack.enter_context(phases.measured(peer)).spans
+            traffic = stack.enter_context(fake.counted())
+            list(finetune(hub, peer, now=0))
+        waits.append(sum(traffic.waits.values()))
+
+    assert waits[0] == waits[1]
+    assert {span.phase for span in spans} == {*phases.EXCHANGE, phases.COMPUTE, phases.OPTIMIZER}
 
 
 @pytest.mark.parametrize("changes", PRECISIONS.values(), ids=PRECISIONS)

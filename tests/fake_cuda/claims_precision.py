@@ -1,6 +1,7 @@
 """A GPU that only emulates bfloat16 computes in float16; where the recipe insists, in bfloat16."""
 
 from pathlib import Path
+from typing import Any
 
 import fake_cuda as fake
 import pytest
@@ -9,6 +10,7 @@ from a_peer import Hub, peer_on, recipe_of
 from test_loop import OneRound
 from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
 
 from cocktail_cli.machine import weaknesses
 from recipes.config import Recipe
@@ -58,6 +60,30 @@ def test_a_frozen_base_stored_in_bfloat16_is_loaded_as_the_device_computes(
     assert {p.dtype for p in loaded.parameters() if not p.requires_grad} == {dtype}
     assert {p.dtype for p in loaded.parameters() if p.requires_grad} == {torch.float32}
     assert half_precision(torch.device("cuda:1")).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("kernels", "used"),
+    [
+        (lambda model: setattr(model, "fused", True), True),
+        (lambda model: model.lm_head.weight.data.mul_(1.01), False),
+        (None, False),  # liger-kernel's own, all of which Triton's interpreter cannot run
+    ],
+    ids=["the same losses", "others", "not there"],
+)
+def test_fused_kernels_are_used_where_a_trial_on_the_device_has_the_same_losses(
+    kernels: Any, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("liger_kernel")
+    if kernels is not None:
+        monkeypatch.setattr("recipes.models.fused_kernels.apply", kernels)
+    AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    before = dict(vars(modeling_llama))
+    loaded: Any = load_trained(recipe_of(), tmp_path, "cuda")
+
+    assert vars(modeling_llama) == before
+    assert getattr(loaded, "fused", False) is used
+    assert loaded.forward.__module__ == modeling_llama.__name__
 
 
 @pytest.mark.parametrize(

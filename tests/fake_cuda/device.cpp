@@ -263,15 +263,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Clock*>(event); }
   bool queryEvent(void* event) const override { synchronizeEvent(event); return true; }
-  void synchronizeEvent(void* event) const override {
-    Locked guard;
-    if (event) host_waits(*static_cast<Clock*>(event));
-    raise_race();
-  }
+  void synchronizeEvent(void* event) const override { if (event) synchronize(*static_cast<Clock*>(event)); }
   bool queryStream(const Stream& s) const override { synchronizeStream(s); return true; }
-  void synchronizeStream(const Stream& s) const override {
+  void synchronizeStream(const Stream& s) const override { synchronize(clocks[slot(s)]); }
+  static void synchronize(const Clock& until) {             // a wait, unless the host has waited for later work
     Locked guard;
-    host_waits(clocks[slot(s)]);
+    auto before = clocks[HOST];
+    host_waits(until);
+    if (clocks[HOST] != before) tell(WAIT, 0);
     raise_race();
   }
   void synchronizeDevice(const DeviceIndex d) const override {

@@ -142,10 +142,13 @@ class PrivateRows(ModelExtension):
             said = f"rows come from a {type(self.rows).__name__}, which draws them in its own order"
             hints = ("the data set itself, with len(rows) and rows[i]: each step draws rows at random",)
             raise Failure("usage", said, hints=hints)
-        if not 1 <= self.batch_size <= len(self.rows):
-            hints = ("rows of a step on average: at least 1, at most all",)
-            said = f"batch_size {self.batch_size:,} of {len(self.rows):,} rows"
-            raise Failure("usage", said, hints=hints)
+        for name, most in (("batch_size", len(self.rows)), ("at_once", math.inf)):
+            if not hasattr(value := getattr(self, name), "__index__") or not 1 <= value <= most:
+                hints = ("batch_size: rows of a step on average; at_once: rows in memory together",)
+                raise Failure("usage", f"{name} {value!r} of {len(self.rows):,} rows", hints=hints)
+        if not callable(self.loss_of):
+            hints = ("loss_of(model, row) computes the loss of one row",)
+            raise Failure("usage", f"loss_of is a {type(self.loss_of).__name__}", hints=hints)
         mixing = [name for name, one in model.named_modules() if isinstance(one, _BatchNorm) and one.training]
         if mixing:
             said = f"{mixing[0]} is batch normalization, which mixes rows: no row has a gradient of its own"
@@ -231,6 +234,8 @@ def join_privately(
     Raises Failure where rows or model cannot take part.
     """
     check_accountant()
+    if not isinstance(rows, PrivateRows):
+        raise Failure("usage", f"rows is a {type(rows).__name__}, expected PrivateRows", hints=(INSTEAD,))
     rows.check(model)
     rows.peer = name or default_peer_name()
     return PrivateSwarm(cocktail_cli.join_with(url, model, optimizer, evaluate, rows.peer), model, rows)
@@ -275,7 +280,9 @@ class PrivateSwarm:
 
     @property
     def _budget(self) -> Budget:
-        assert self._rows.budget is not None, "inside the block"
+        if self._rows.budget is None:
+            hints = ("with join_privately(...) as swarm:",)
+            raise Failure("usage", "the run is not joined, or was left", hints=hints)
         return self._rows.budget
 
     def step(self) -> Any:

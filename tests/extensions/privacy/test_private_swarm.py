@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from cocktail_cli.host import CommittedModel
 from cocktail_cli.machine import home
 from recipes.config import load_recipe
 from recipes.errors import RecipeError
+from transport.protocol import CurveKeys, RunURL
 
 TERMS = {"epsilon": 4.0, "delta": 1e-4}
 
@@ -134,6 +135,30 @@ def test_rows_and_models_that_cannot_be_private_are_refused_before_the_run_is_di
 ) -> None:
     with pytest.raises(Failure, match=said):
         train("cocktail://unused", PrivateRows(rows, loss_of, 4), model)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (rows_like(8), "rows is a list, expected PrivateRows"),
+        (PrivateRows(rows_like(8), loss_of, 4, at_once=-1), "at_once -1 of 8 rows"),
+        (PrivateRows(rows_like(8), loss_of, cast(Any, 1.5)), "batch_size 1.5 of 8 rows"),
+        (PrivateRows(rows_like(8), cast(Any, None), 4), "loss_of is a NoneType"),
+    ],
+)
+def test_what_are_no_private_rows_is_refused(rows: Any, said: str) -> None:
+    with pytest.raises(Failure, match=said):
+        train("cocktail://unused", rows)
+
+
+def test_a_private_swarm_outside_of_its_block_is_one_error() -> None:
+    model, rows = adapted(), PrivateRows(rows_like(8), loss_of, 4)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=1.0)
+    url = RunURL(CurveKeys.generate().public, "t" * 22, "127.0.0.1", 1, "run")
+    swarm = cocktail_cli.join_privately(str(url), model, optimizer, rows)
+
+    with pytest.raises(Failure, match="the run is not joined"):
+        swarm.step()
 
 
 def test_batch_normalization_that_does_not_learn_mixes_nothing() -> None:

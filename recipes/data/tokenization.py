@@ -424,7 +424,8 @@ def _columns_hint(dataset: Dataset, fields: Mapping[str, Any]) -> str:
     key = dataset.key_path("column_map")
     if (chosen := next((each for each in maps if None not in each.values()), None)) is None:
         return f"{key}.text=COLUMN, with the column that holds the text"
-    spaced = {ours: name if name == name.strip() else json.dumps(name) for ours, name in chosen.items()}
+    named = ((ours, name) for ours, name in chosen.items() if name)
+    spaced = {ours: name if name == name.strip() else json.dumps(name) for ours, name in named}
     return " ".join(shlex.quote(f"{key}.{ours}={theirs}") for ours, theirs in spaced.items())
 
 

@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_388,
-    "lines with code, extensions": 17_260,
-    "lines with code, scripts": 10_154,
-    "lines with code, tests": 46_569,
-    "modules": 317,
+    "lines with code, heart": 29_548,
+    "lines with code, extensions": 17_391,
+    "lines with code, scripts": 10_435,
+    "lines with code, tests": 47_048,
+    "modules": 319,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_049,
+    "words of documents": 54_131,
     "functions without a docstring, %": 22,
 }
 

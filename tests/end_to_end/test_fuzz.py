@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from random import Random
@@ -31,6 +32,13 @@ def test_what_a_stranger_sends_is_sound_or_refused_in_bounded_memory(group: str,
     for name, tally in out.tallies.items():
         assert tally.taken < tally.cases, f"{name} refuses nothing"
         assert tally.taken or name == "kept", f"{name} takes nothing: its cases get nowhere"
+
+
+def test_a_case_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    fuzz(targets(["messages"]), 40, 1, tmp_path)
+
+    assert threading.active_count() == before
 
 
 @pytest.mark.slow

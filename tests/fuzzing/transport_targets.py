@@ -215,6 +215,7 @@ SETTINGS = RunSettings(
 def open_hub() -> Hub:
     """Make a hub in the middle of a round: ann and bob are members, each has a bulk connection."""
     hub = Hub(HubEnd(), keys(), Books(ledger_folder()), SETTINGS, HubWork())  # type: ignore[arg-type]
+    hub._reader.shutdown()  # a million cases would have a million threads
     hub._commits._thread = hub._reader = AtOnce()  # type: ignore[assignment]
     for number, name in enumerate(("ann", "bob")):
         resume = m.Resume(m.PROTOCOL, "toy-run", name, f"s-{name}", -1, True)

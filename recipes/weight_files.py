@@ -240,7 +240,9 @@ SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # dtypes that convert to float32 without rounding -> bytes
 EXPONENT = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits: all are set in NaN and infinity
 FINITE_WINDOW = 1 << 24  # bytes looked through at a time
+FLOATS = "float32, float16 or bfloat16"
 QUANTIZED = ("I8", "F8_E4M3", "F8_E5M2")  # codes, meaningless without their scales
+UNQUANTIZED = "the model that it was made from; model.load_in_4bit=true holds that in 4 bits"  # a hint
 TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
     torch.float32: "F32",
     torch.float16: "F16",
@@ -464,8 +466,8 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
             for key, entry in header.tensors.items():
                 first, last = entry["data_offsets"]
                 if entry["dtype"] in QUANTIZED:
-                    floats = "float32, float16 or bfloat16"
-                    raise ModelError(f"{path}: {key} is stored as {entry['dtype']}, expected {floats}")
+                    said = f"{path}: {key} is stored as {entry['dtype']}, expected {FLOATS}"
+                    raise ModelError(said, UNQUANTIZED)
                 data = FileSlice(file, header.start + first, last - first)
                 tensors[key] = StoredTensor(entry["dtype"], tuple(entry["shape"]), data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

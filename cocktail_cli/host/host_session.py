@@ -116,25 +116,16 @@ def check_format(record: RunRecord) -> None:
     )
 
 
-def as_begun(record: RunRecord) -> Recipe:
-    """Load the run's own recipe, whose revisions are pinned to commits. Raises Failure (altered)."""
-    return in_folder.recipe_in(Path(record.output_dir), record.recipe_hash)
-
-
-def mended_files(record: RunRecord) -> tuple[str, ...]:
-    """Make anew what follows from other files of a run's folder; return a sentence for each."""
-    said = in_folder.mend_recipe(Path(record.output_dir), record.recipe_hash)
-    return (said,) if said else ()
-
-
-def recipe_to_resume(record: RunRecord) -> tuple[Recipe, tuple[str, ...]]:
-    """Return the recipe of a run that is to go on, and a sentence for each file that was made anew.
+def recipe_to_resume(record: RunRecord) -> tuple[Recipe, str]:
+    """Return the recipe of a run that is to go on, its revisions pinned to commits; and a sentence where its
+    file was made anew.
 
     Raises Failure: output_in_use, altered.
     """
     check_goes_on(record)
-    mended = mended_files(record)  # the recipe's file may be one of them
-    return as_begun(record), mended
+    folder, recipe_hash = Path(record.output_dir), record.recipe_hash
+    mended = in_folder.mend_recipe(folder, recipe_hash)
+    return in_folder.recipe_in(folder, recipe_hash), mended
 
 
 def arguments_of(local: LocalSettings, peers: int) -> dict[str, Any]:
@@ -284,13 +275,13 @@ def launch_run(wanted: LaunchSettings, view: View) -> int:
     Raises: Failure and the errors of recipes; nothing is made for a recipe or a folder that cannot be used.
     """
     life_line = LifeLine(grace=0.0) if wanted.life_line else None  # until the hub opens, nothing needs time
-    request, mended, old = None, tuple[str, ...](), wanted.run
+    request, mended, old = None, "", wanted.run
     if old is None:
         request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
         recipe = request.load()
     else:
         recipe, mended = recipe_to_resume(old)
-    asked_hash, notes = recipe.recipe_hash, list[events.Event](map(events.Warning, mended))
+    asked_hash, notes = recipe.recipe_hash, list[events.Event]([events.Warning(mended)] if mended else [])
     machine.check_trust(recipe, wanted.local.trust_remote_code)
     folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
     folder = in_folder.unused_folder(folder) if wanted.fresh else folder

@@ -135,36 +135,27 @@ class RunLink:
     def fetch(self, name: str) -> bytes:
         started = time.monotonic()
         kind, _, number = name.partition("/")
+        round = int(number)
         with self.waiting(), self._served():
-            found = self._fetched_elsewhere(int(number)) if kind == "packet" else None
-            most = self._most(kind, int(number))
-            packet = self.link.fetch(name, most) if found is None else found
+            if kind == "packet":
+                passed = (one.fetch(round) for one in self.extensions)  # None: it is the hub's
+                packet = next(filter(None, passed), None) or self.link.fetch(name, self.bounds.packet(round))
+            else:
+                assert self.round is not None, "a round is announced before its lease is fetched"
+                packet = self.link.fetch(name, self.bounds.lease(self.round))
         now = time.monotonic()
         for one in self.extensions:
             one.fetched(kind, started, now)
         if kind == "packet":
-            round = int(number)
             with self.measuring:
                 took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
                 self.budget = self.budget.received(len(packet), now - started).ended(took, committed)
         return packet
 
-    def _fetched_elsewhere(self, round: int) -> bytes | None:
-        """Fetch the packet of a round from others than the hub; None: it is the hub's."""
-        packets = (one.fetch(round) for one in self.extensions)
-        return next((packet for packet in packets if packet is not None), None)
-
     def fetch_samples(self, name: str, count: int) -> bytes:
         self.link.bounds_of_extensions[f"{name.partition('/')[0]}/"] = OF_SAMPLES
         with self.waiting(), self._served():
             return self.link.fetch(name, self.bounds.samples(count))
-
-    def _most(self, kind: str, round: int) -> int:
-        """Return the most bytes that an object of a round has."""
-        if kind == "packet":
-            return self.bounds.packet(round)
-        assert self.round is not None, "a round is announced before its lease is fetched"
-        return self.bounds.lease(self.round)
 
     def fetched(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Fetch the evaluation set into a file, which is there until the block ends."""

@@ -126,10 +126,6 @@ class VolunteerSession:
         """True where it left for a while: another session is to follow."""
         return (self.run is None or self.run.ended is None) and self._pauses(self.leave_reason)
 
-    @property
-    def _keeps(self) -> bool:
-        return all(one.keeps for one in self.joining)
-
     def _pauses(self, reason: str) -> bool:
         return any(one.returns_after(reason) for one in self.joining)
 
@@ -271,7 +267,7 @@ class VolunteerSession:
         limits = self.limits
         with request.raising():
             checkpoint = None
-            if self._keeps:
+            if all(one.keeps for one in self.joining):
                 checkpoint = checkpoint_store.find(checkpoint_store.CheckpointKey.of(welcome), self.warn)
             bootstrap = Bootstrap(link, limits, self.view.show, request.raising, checkpoint)
             check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
@@ -383,7 +379,7 @@ class VolunteerSession:
         """Store a checkpoint while the run goes on without this peer; delete it where the run is over."""
         if run.ended is not None and not run.resumable:
             checkpoint_store.delete_run(welcome.run)
-        elif self.peer is not None and self._keeps:
+        elif self.peer is not None and all(one.keeps for one in self.joining):
             self.storing = True
             most = self.limits.max_disk
             room = None if most is None else most - folder_bytes(cache())

@@ -14,7 +14,7 @@ import copy
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -310,29 +310,52 @@ class ChatTemplate:
         asks = opened != self._render(conversation, messages)
         return opened if asks else self._before(conversation, conversation.prompt)
 
-    def render_with_spans(self, conversation: Conversation) -> tuple[str, list[Span]]:
-        """Render all messages; returns the text and the spans of what the assistant wrote. Errors: DataError.
+    def render_answers(self, conversation: Conversation, first: int = 0) -> list[tuple[str, list[Span]]]:
+        """Render a conversation for training: texts, and the spans of what the assistant wrote in each.
 
-        A template with `{% generation %}` marks gives them; TRL has such variants of many. With any other
-        the conversation is rendered up to each answer and past it; that needs a template which only appends,
-        and this is checked. An answer begins where it differs from others in its place.
+        A template with `{% generation %}` marks gives the spans of one text; TRL has such variants of many.
+        With any other the conversation is rendered up to each answer and past it. An answer begins where it
+        differs from others in its place. One that is rewritten once another question follows, as Qwen3's
+        template leaves out its thoughts, gets a text of its own, which it ends.
+
+        Args:
+            first: message before which no answer is looked for.
+
+        Errors: DataError where the template refuses messages, leaves something out, or changes so much that
+        an answer cannot be told apart.
         """
+        messages, eos = conversation.messages, self.special.get("eos_token") or "\0"
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if GENERATION_MARK.search(self._source_for(conversation)):
-            text, spans = self._run(conversation, conversation.messages, marks=True)
-            text = self._checked(conversation, text)
-        else:
-            text = self.render(conversation)
-            spans = list(self._appended(conversation, text))
-        return text, self._whole(conversation, text, spans)
+            text, spans = self._run(conversation, messages, marks=True)
+            return [(self._checked(conversation, text), self._whole(conversation, answers, text, spans))]
+        texts = [(self.render(conversation), dict[int, Span]())]
+        for number in (n for n in reversed(answers) if n >= first):
+            after = self._render(conversation, messages[: number + 1])
+            ends = after, after.removesuffix(eos)  # with which some templates end the last message alone
+            start = self._start(conversation, number, after)
+            fits = ((told, len(end)) for text, told in texts for end in ends if text.startswith(end))
+            told, end = next(fits, (None, len(after)))
+            if told is None:
+                self.warnings["answers that the chat template rewrites are samples of their own"] = None
+                apart = replace(conversation, messages=messages[: number + 1])
+                texts.append((self.render(apart), told := {}))
+            told[number] = start, end
+        found = [
+            (text, self._whole(conversation, sorted(told), text, sorted(told.values())))
+            for text, told in texts
+        ]
+        return [one for one in found if one[1]] or found[:1]
 
-    def _whole(self, conversation: Conversation, text: str, spans: list[Span]) -> list[Span]:
+    def _whole(
+        self, conversation: Conversation, answers: list[int], text: str, spans: list[Span]
+    ) -> list[Span]:
         """Return the spans of answers that are shown whole. Others are context: templates leave out thoughts
         once another question follows."""
-        answers = [message for message in conversation.messages if message["role"] == "assistant"]
         if len(answers) != len(spans):  # marks of a template may be around several
             return spans
-        begins = [0, *(end for _, end in spans)]
-        whole = [is_whole(m, text[at:end]) for m, at, (_, end) in zip(answers, begins, spans, strict=False)]
+        begins, said = [0, *(end for _, end in spans)], [conversation.messages[number] for number in answers]
+        whole = [is_whole(m, text[at:end]) for m, at, (_, end) in zip(said, begins, spans, strict=False)]
         if not all(whole):
             self.warnings["answers whose thoughts the chat template leaves out are not trained"] = None
         return [span for span, kept in zip(spans, whole, strict=True) if kept]
@@ -343,29 +366,24 @@ class ChatTemplate:
         ends, said = {*self.tokenizer.get_added_vocab(), self.special.get("eos_token", "")}, ""
         for talk in (BRIEF, BRIEF[:2]):  # templates may rewrite an answer once another question follows
             with suppress(DataError):
-                text, spans = self.render_with_spans(Conversation(talk, ""))
+                text, spans = self.render_answers(Conversation(talk, ""))[0]
                 said = said or "".join(text[start:end] for start, end in spans).rstrip()
         return max((end for end in ends if said.endswith(end)), key=len, default="")
 
-    def _appended(self, conversation: Conversation, text: str) -> Iterator[Span]:
-        messages, eos = conversation.messages, self.special.get("eos_token") or "\0"
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            after = self._render(conversation, messages[: number + 1])
-            if not text.startswith(after):
-                after = after.removesuffix(eos)  # some templates end the last message, and it alone, with it
-            first = self._before(conversation, number)
-            least = len(first.removesuffix(self._beside(conversation)))
-            start = common_length(first, after)
-            earlier = self._render(conversation, messages[:number]) if number else first[:least]
-            if start < len(earlier.removesuffix(eos).rstrip(" ")) or not text.startswith(after):
-                raise DataError(
-                    f"{conversation.place}: the tokenizer's chat template rewrites earlier messages, so the "
-                    "assistant's words cannot be told apart "
-                    "(hint: data.chat_template=chatml, or data.assistant_only_loss=false)"
-                )
-            yield min(start, least), len(after)
+    def _start(self, conversation: Conversation, number: int, after: str) -> int:
+        """Return where the words of an answer begin in `after`, which ends with it. Errors: DataError."""
+        first = self._before(conversation, number)
+        least = len(first.removesuffix(self._beside(conversation)))
+        start = common_length(first, after)
+        earlier = self._render(conversation, conversation.messages[:number]) if number else first[:least]
+        eos = self.special.get("eos_token") or "\0"
+        if start < len(earlier.removesuffix(eos).rstrip(" ")):
+            raise DataError(
+                f"{conversation.place}: the tokenizer's chat template rewrites earlier messages, so the "
+                "assistant's words cannot be told apart "
+                "(hint: data.chat_template=chatml, or data.assistant_only_loss=false)"
+            )
+        return min(start, least)
 
     def _before(self, conversation: Conversation, number: int) -> str:
         """Render what comes before the words of an answer: it is rendered with a mark in place of all that it

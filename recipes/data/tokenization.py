@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,6 +64,7 @@ class TokenizedDocument:
     tokens: np.ndarray  # (T,) int64
     trained: np.ndarray  # (T,) bool
     sequences: tuple[int, ...] = ()  # lengths of several
+    turns: tuple[TokenizedDocument, ...] = ()  # of a conversation: documents that end with an earlier answer
 
     @property
     def longest(self) -> int:
@@ -129,7 +131,8 @@ class RowTokenizer:
                 raise DataError(said, f"{self.dataset.key_path('column_map')}.label=- trains it all the same")
         documents = self._documents(rows)
         for row, document in zip(rows, documents, strict=True):
-            self._check(row, document)
+            for one in (document, *document.turns):
+                self._check(row, one)
         return documents
 
     def _documents(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
@@ -254,20 +257,27 @@ class RowTokenizer:
         paired = self.row_type == "prompt_completion"
         read = reader.prompt_and_completion if paired else reader.conversation
         conversations = [read(row) for row in rows]
-        found = [
-            template.render_with_spans(each) if self.masks_assistant else (template.render(each), [])
+        completes = paired and self.data.completion_only_loss is not False
+        found: list[list[tuple[str, list[Span]]]] = [
+            template.render_answers(each, each.prompt * completes)
+            if self.masks_assistant
+            else [(template.render(each), [])]
             for each in conversations
         ]
         self.warnings |= template.warnings
-        encoded = self.encoded([text for text, _ in found], return_offsets_mapping=True)
-        documents = [_all_trained(ids) for ids in encoded["input_ids"]]
-        marked = zip(rows, found, documents, encoded["offset_mapping"], strict=True)
-        for row, (_, spans), document, offsets in marked if self.masks_assistant else ():
+        texts = [one for turns in found for one in turns]
+        encoded = self.encoded([text for text, _ in texts], return_offsets_mapping=True)
+        made = [_all_trained(ids) for ids in encoded["input_ids"]]
+        marked = zip(texts, made, encoded["offset_mapping"], strict=True)
+        for (_, spans), document, offsets in marked if self.masks_assistant else ():
             document.trained[:] = _inside(spans, np.asarray(offsets, dtype=np.int64).reshape(-1, 2))
+        rest = iter(made)
+        documents = [replace(next(rest), turns=tuple(islice(rest, len(turns) - 1))) for turns in found]
+        for row, document in zip(rows, documents, strict=True) if self.masks_assistant else ():
             if not document.trained.any():
                 hint = "(hint: data.assistant_only_loss=false trains all messages)"
                 raise DataError(f"{row.place}: no message of an assistant to train on {hint}")
-        if paired and self.data.completion_only_loss is not False:
+        if completes:
             prompts = self.encoded([template.render_prompt(each) for each in conversations])["input_ids"]
             for prompt, document in zip(prompts, documents, strict=True):
                 document.trained[: common_length(prompt, document.tokens.tolist())] = False
@@ -479,7 +489,8 @@ class PackedDocuments:
 
 def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDocuments:
     """Truncate or pack documents as the recipe says; samples without a trained token are left out."""
-    max_length, rows, documents = data.max_length, len(documents), [d for d in documents if len(d.tokens)]
+    max_length, parts = data.max_length, [one for whole in documents for one in (whole, *whole.turns)]
+    documents = [d for d in parts if len(d.tokens)]
     lengths = [len(d.tokens) for d in documents]
     truncated = sum(d.longest > max_length for d in documents) if data.truncates else 0
     if not data.packing:
@@ -494,7 +505,7 @@ def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDo
     kept = [sample for sample in made if sample.count]
     tokens = sum(lengths) - sum(len(sample.tokens) for sample in kept)
     longest = max((d.longest for d in documents), default=0)
-    left_out = len(made) - len(kept) + rows - len(documents)  # rows without a token are samples that are not
+    left_out = len(made) - len(kept) + len(parts) - len(documents)  # those without a token are not made
     return PackedDocuments(kept, Dropped(len(documents), truncated, longest, tokens, left_out))
 
 

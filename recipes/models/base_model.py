@@ -42,6 +42,7 @@ from recipes.downloads import (
 from recipes.errors import ModelError
 from recipes.foreign_json import check_json_file, parse_json, parse_object, read_object
 from recipes.weight_files import (
+    FLOATS,
     TENSOR_DTYPES,
     WEIGHTS_FILE,
     atomic_folder,
@@ -197,8 +198,7 @@ def _tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
         for key, tensor in loaded.items():
             dtype = getattr(tensor, "dtype", type(tensor).__name__)
             if not isinstance(key, str) or dtype not in TENSOR_DTYPES:
-                floats = "float32, float16 or bfloat16"
-                raise ModelError(f"{folder / name}: {key} is stored as {dtype}, expected {floats}")
+                raise ModelError(f"{folder / name}: {key} is stored as {dtype}, expected {FLOATS}")
             yield key, tensor
 
 

@@ -42,6 +42,8 @@ from recipes.hardware import HalfPrecision, half_precision
 from recipes.weight_files import (
     ADAPTER_FILE,
     CONTINUE,
+    FLOATS,
+    UNQUANTIZED,
     WIDTHS,
     StoredTensor,
     StoredVector,
@@ -331,11 +333,8 @@ def check_fit(recipe: Recipe, folder: Path) -> None:
         with ExitStack() as files:
             kinds = {tensor.dtype for tensor in open_tensors(folder, files).values()}
         if not kinds or kinds - WIDTHS.keys():
-            method = quantized.get("quant_method") if isinstance(quantized, dict) else "quantized"
-            raise ModelError(
-                f"the model's weights are {method} codes, not numbers in float32, float16 or bfloat16 "
-                "(hint: the model that it was made from; model.load_in_4bit=true holds that in 4 bits)"
-            )
+            method = (isinstance(quantized, dict) and quantized.get("quant_method")) or "quantized"
+            raise ModelError(f"the model's weights are {method} codes, not numbers in {FLOATS}", UNQUANTIZED)
     if (seen := visible_by_config(folder, recipe.model.trust_remote_code)) is not None:
         if seen.later:
             raise ModelError(f"{folder}: in {seen.name} tokens see later ones, so it cannot {CONTINUE}")

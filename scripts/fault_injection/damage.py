@@ -211,7 +211,7 @@ class Resumed:
         hosted_before(record)
         recipe, mended = recipe_to_resume(record)
         self.heard = Heard()
-        self.heard.warnings += mended
+        self.heard.warnings += filter(None, [mended])
         check_unfinished(record)
         self.session = HostSession(recipe, Path(record.output_dir).resolve(), [self.heard], record)
         self.ledger = self.session.reopen()

@@ -30,10 +30,9 @@ from cocktail_cli.host import (
 )
 from cocktail_cli.host.host_session import (
     arguments_of,
-    as_begun,
     check_corpus,
     check_unfinished,
-    mended_files,
+    recipe_to_resume,
     reopened_ledger,
     same_base,
     url_at,
@@ -123,10 +122,10 @@ def test_a_damaged_recipe_is_made_anew_from_the_one_for_people(tmp_path: Path) -
         (tmp_path / "recipe.json").unlink(missing_ok=True)
         if damaged is not None:
             (tmp_path / "recipe.json").write_text(damaged)
-        said = (f"{tmp_path}/recipe.json was damaged or gone: it was made anew from recipe.yaml",)
-        assert mended_files(old) == said
+        said = f"{tmp_path}/recipe.json was damaged or gone: it was made anew from recipe.yaml"
+        assert recipe_to_resume(old) == (changed, said)
         assert (tmp_path / "recipe.json").read_text() == text
-        assert (as_begun(old), mended_files(old)) == (changed, ())
+        assert recipe_to_resume(old) == (changed, "")
 
 
 def test_with_both_recipes_damaged_the_one_for_programs_is_named(tmp_path: Path) -> None:
@@ -134,9 +133,8 @@ def test_with_both_recipes_damaged_the_one_for_programs_is_named(tmp_path: Path)
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\x00")
 
     with pytest.raises(Failure, match=r"recipe\.json is damaged: its sha256 is not") as refused:
-        as_begun(record(tmp_path))
+        recipe_to_resume(record(tmp_path))
 
-    assert mended_files(record(tmp_path)) == ()
     assert refused.value.exit == 9
 
 
@@ -325,7 +323,7 @@ def test_a_resumed_run_has_the_pinned_commits_of_before(tmp_path: Path) -> None:
     save_run(old)
     Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
 
-    assert as_begun(old) == pinned
+    assert recipe_to_resume(old) == (pinned, "")
 
 
 def test_the_recipe_of_a_run_pins_its_branch_to_a_commit(

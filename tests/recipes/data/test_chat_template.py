@@ -185,8 +185,8 @@ def test_answers_found_by_rendering_are_those_that_trls_variant_marks(name: str,
 
     for row in rows:
         conversation = ConversationReader(Dataset(path="my.jsonl")).conversation(Row(row, "my.jsonl:1"))
-        text, found = ChatTemplate(tokenizer, marked=False).render_with_spans(conversation)
-        same, marked = ChatTemplate(tokenizer, marked=True).render_with_spans(conversation)
+        [(text, found)] = ChatTemplate(tokenizer, marked=False).render_answers(conversation)
+        [(same, marked)] = ChatTemplate(tokenizer, marked=True).render_answers(conversation)
 
         assert text == same
         assert "".join(text[a:b] for a, b in found) == "".join(text[a:b] for a, b in marked)
@@ -247,13 +247,13 @@ def test_an_answer_is_trained_whole_or_not_at_all(speaking: Any) -> None:
     thought = {"role": "assistant", "content": "<think>\n2 + 3\n</think>\n\n5"}
     template = ChatTemplate(speaking(FORGETFUL), marked=True)
 
-    text, spans = template.render_with_spans(Conversation([ASK, thought, ASK, ANSWER], "my.jsonl:1"))
+    [(text, spans)] = template.render_answers(Conversation([ASK, thought, ASK, ANSWER], "my.jsonl:1"))
 
     [trained] = [text[start:end].partition("<|im_end|>")[0] for start, end in spans]
     assert trained == ANSWER["content"]
     assert list(template.warnings) == ["answers whose thoughts the chat template leaves out are not trained"]
     with pytest.raises(DataError, match="message 1: the chat template shows only a part"):
-        template.render_with_spans(Conversation([ASK, thought], "my.jsonl:1"))
+        template.render_answers(Conversation([ASK, thought], "my.jsonl:1"))
 
 
 def test_reasoning_that_is_shown_in_the_last_turn_alone_is_a_warning(speaking: Any) -> None:
@@ -370,6 +370,8 @@ HEADERS = {  # what begins a message, and how an answer is asked for
     "none": ("{% if m.role != 'assistant' %}[{{ m.role }}]\n{% endif %}", ""),
 }
 THOUGHTS = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+LAST_USER = """{% set last = namespace(user=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"""
 CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}</call>{% endfor %}"
 words = some.text("ab é.<>\n", min_size=1).map(lambda text: f"x{text}x")
 answers = some.fixed_dictionaries(
@@ -380,13 +382,15 @@ others = some.fixed_dictionaries({"role": some.sampled_from(["system", "user", "
 
 
 @cache
-def reader(header: str, default: str, strips: str, end: str) -> tuple[Any, RowTokenizer]:
-    """A tokenizer with a template made of parts, and that of its rows."""
+def reader(header: str, default: str, strips: str, end: str, forgets: bool) -> tuple[Any, RowTokenizer]:
+    """A tokenizer with a template made of parts, and that of its rows; it may forget earlier thoughts."""
     tokenizer: Any = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL, "bos_token": "<s>"})
     begins, asks = HEADERS[header]
-    words = f"{THOUGHTS}{{{{ m.content{strips} }}}}{CALLS}{end}"
+    thoughts = f"{{% if loop.index0 > last.user %}}{THOUGHTS}{{% endif %}}" if forgets else THOUGHTS
+    words = f"{thoughts}{{{{ m.content{strips} }}}}{CALLS}{end}"
     asks = f"{{% if add_generation_prompt %}}{asks}{{% endif %}}"
+    default = LAST_USER + default
     tokenizer.chat_template = f"<s>{default}{{% for m in messages %}}{begins}{words}{{% endfor %}}{asks}"
     data, first = Data(), Row({"messages": [ASK, ANSWER]}, "my.jsonl:1")
     return tokenizer, make_row_tokenizer(tokenizer, data, Dataset(path="my.jsonl"), first)
@@ -398,13 +402,14 @@ def reader(header: str, default: str, strips: str, end: str) -> tuple[Any, RowTo
     some.sampled_from(["", DEFAULT]),
     some.sampled_from(["", " | trim"]),
     some.sampled_from(["<|im_end|>", "<|end|>\n", "{{ eos_token }}"]),
+    some.booleans(),
     some.lists(others | answers, min_size=1, max_size=5).filter(lambda m: any("name" in one for one in m)),
 )
 def test_of_a_conversation_are_trained_the_assistants_words_and_their_end_whatever_comes_first(
-    header: str, default: str, strips: str, end: str, messages: list[dict[str, Any]]
+    header: str, default: str, strips: str, end: str, forgets: bool, messages: list[dict[str, Any]]
 ) -> None:
-    """Also of a greeting that begins it, of two answers in a row, of thoughts and of calls."""
-    tokenizer, rows = reader(header, default, strips, end)
+    """Also of a greeting that begins it, of two answers in a row, of thoughts and of calls; each once."""
+    tokenizer, rows = reader(header, default, strips, end, forgets)
     said = ""
     for message in messages:
         if message["role"] == "assistant":
@@ -414,8 +419,41 @@ def test_of_a_conversation_are_trained_the_assistants_words_and_their_end_whatev
 
     [document] = rows.tokenize([Row({"messages": messages}, "my.jsonl:1")])
 
-    found = tokenizer.decode(document.tokens[document.trained])
-    assert found == said.replace("{{ eos_token }}", tokenizer.eos_token)
+    texts = [tokenizer.decode(one.tokens[one.trained]) for one in (document, *document.turns)]
+    end = end.replace("{{ eos_token }}", tokenizer.eos_token)
+    found, told = ("".join(texts).split(end), said.replace("{{ eos_token }}", end).split(end))
+    assert (sorted(found), len(texts)) == (sorted(told), len(texts)) if forgets else (found, 1) == (told, 1)
+
+
+def test_a_template_that_drops_earlier_thoughts_trains_each_answer_once_as_the_last_of_its_sample(
+    speaking: Any,
+) -> None:
+    """Qwen3's, in a form that TRL does not know: a question later, an answer's empty thoughts are gone."""
+    tokenizer = speaking("{#- mine #}" + source_of("qwen3"))
+    thought = {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}
+    row = {
+        "messages": [
+            ASK,
+            {**CALLED["messages"][1], "content": ""},
+            CALLED["messages"][2],
+            thought,
+            ASK,
+            ANSWER,
+        ]
+    }
+    given = Row(row, "my.jsonl:1")
+    rows = make_row_tokenizer(tokenizer, Data(), Dataset(path="my.jsonl"), given)
+
+    [last] = rows.tokenize([given])
+
+    said = [tokenizer.decode(one.tokens[one.trained]) for one in (last, *last.turns)]
+    assert said[0] == "<think>\n\n</think>\n\nIt is five 🎉.<|im_end|>\n"
+    assert said[1] == "<think>\n2 + 3\n</think>\n\n5<|im_end|>\n"
+    assert said[2].startswith('<think>\n\n</think>\n\n<tool_call>\n{"name": "add", ')
+    assert said[2].endswith("</tool_call><|im_end|>\n")
+    assert not last.turns[2:]
+    assert "2 + 3\n" not in tokenizer.decode(last.tokens)
+    assert any("samples of their own" in warning for warning in rows.warnings)
 
 
 def test_a_completion_begins_behind_its_header_also_where_the_template_never_asks_for_it(

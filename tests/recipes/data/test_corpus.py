@@ -241,10 +241,27 @@ MARKLESS = (
 def test_a_template_that_rewrites_earlier_messages_is_refused_rather_than_masked_wrongly(
     corpus_of, tokenizer
 ) -> None:
-    tokenizer.chat_template = "{{ messages | length }}" + MARKLESS
+    tokenizer.chat_template = "{{ messages[-1].content }}" + MARKLESS
 
     with pytest.raises(DataError, match=r"my.jsonl:1: .* rewrites earlier messages"):
         corpus_of([{"messages": CHAT * 2}])
+
+
+def test_answers_that_are_samples_of_their_own_are_held_out_with_their_conversation(
+    corpus_of, tokenizer
+) -> None:
+    tokenizer.chat_template = "{{ messages | length }}" + MARKLESS
+    rows = [{"messages": [{**message, "content": f"{n}."} for message in CHAT * 3]} for n in range(4)]
+
+    corpus = corpus_of(rows, "val_set_size=1", "max_length=256")
+
+    trained, held = (
+        [read(tokenizer, one)[1].partition(".")[0] for one in part]
+        for part in (corpus.samples, corpus.held_out)
+    )
+    assert sorted(trained + held) == [str(n) for n in range(4) for _ in range(3)]
+    assert len(held) == 3
+    assert len({*held}) == 1
 
 
 def test_columns_can_be_renamed(corpus_of, tokenizer) -> None:

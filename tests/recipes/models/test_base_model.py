@@ -193,10 +193,19 @@ def test_weights_that_are_codes_are_refused_by_their_kind_and_numbers_are_not(fo
     with closing(open_vector(folder)) as vector:
         assert "quantization_config" not in json.loads(vector.config_files["config.json"])
 
-    codes = tensors | {"model.layers.0.mlp.up_proj.qweight": torch.zeros(4, 4, dtype=torch.int32)}
-    save_file(codes, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"are gptq codes, not numbers .*model.load_in_4bit=true"):
-        check_fit(recipe, folder)
+    for quantized, name, dtype in (
+        (GPTQ, "qweight", torch.int32),
+        (GPTQ | {"quant_method": "awq"}, "qweight", torch.int32),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "weight", torch.uint8),
+        ({"load_in_4bit": True}, "weight", torch.uint8),  # an older form
+    ):
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantized}))
+        codes = tensors | {f"model.layers.0.mlp.up_proj.{name}": torch.zeros(4, 4, dtype=dtype)}
+        save_file(codes, folder / "model.safetensors", {"format": "pt"})
+        method = quantized.get("quant_method", "quantized")
+        with pytest.raises(ModelError, match=f"are {method} codes, not numbers") as refused:
+            check_fit(recipe, folder)
+        assert "model.load_in_4bit=true" in refused.value.hints[0]
     (folder / "config.json").write_text(json.dumps(config))
     for kind, called in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")):
         save_file({n: t.to(kind) for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})

@@ -403,9 +403,10 @@ class Extension:
     def check_host(self, recipe: Recipe) -> None:
         """Raise an error of recipes where a host lacks what its part needs later: no run is prepared then."""
 
-    def model_here(self, work: Any, model: ModelOnDisk) -> None:
-        """Use a model of a run (a `cocktail_cli.host.RunDelegate`). It may take its time: at the end it is
-        called in the main thread, before that in the one which writes snapshots. It must not raise."""
+    def model_here(self, work: Any, model: ModelOnDisk, options: Mapping[str, Any]) -> None:
+        """Use a model of a run (a `cocktail_cli.host.RunDelegate`), by the options of its that were given. It
+        may take its time: at the end it is called in the main thread, before that in the one which writes
+        snapshots. It must not raise."""
 
     # `model`: a `cocktail_cli.host.CommittedModel`.
     def wrote_model(self, model: Any, folder: Path, rounds: int, merged: bool) -> None:
@@ -572,6 +573,7 @@ PAGE, SHOWN = "Show a page in the browser during the run.", "cocktail dashboard 
 NO_PAGE = ("detach", "with --detach there is nobody to show a page to", SHOWN)
 HOURS, UNTIL = "Take part in these hours: 22:00-07:00.", "Leave for good at this time: 08:00."
 IDLE, COOL = "Pause while others use the GPU (NVIDIA).", "Pause while the GPU is hotter (NVIDIA)."
+EVALUATE = "Measure models by this function of yours."
 SPREAD = "Spread each peer here over N GPUs."
 EACH = "cocktail join RUN_URL --layers auto, on each machine"
 LAYERS = "Lend memory for some layers; the hub places them."
@@ -625,7 +627,13 @@ EXTENSIONS = (
         options=(Option("--layers", LAYERS, str, MACHINE, "auto|SIZE"),),
         removed=dict.fromkeys(("stage", "join --ring"), EACH),
     ),
-    Row("own_loop", keys=True, names=("join_with", "CocktailCallback", "save_base")),
+    Row(
+        "own_loop",
+        keys=True,
+        names=("join_with", "CocktailCallback", "save_base"),
+        options_of=("launch", "resume"),
+        options=(Option("--evaluate", EVALUATE, "parse_function", MACHINE, "MOD:FUNC", setting=False),),
+    ),
     Row("ddp_hook", names=("CocktailState", "cocktail_hook")),
     Row("results", keys=True),
     Row(
@@ -831,10 +839,10 @@ def update_judges(work: Any, round: int) -> list[UpdateJudge]:
     return _parts(used(work.recipe), lambda one: one.judge(work, round))
 
 
-def model_here(work: Any, model: ModelOnDisk) -> None:
+def model_here(work: Any, model: ModelOnDisk, given: Given = NONE_GIVEN) -> None:
     """Let the extensions of a run use a model."""
-    for one in used(work.recipe):
-        one.model_here(work, model)
+    for row in rows_of(work.recipe):
+        extension_of(row).model_here(work, model, given.get(row.folder, {}))
 
 
 def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:

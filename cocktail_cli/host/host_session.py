@@ -313,7 +313,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> int:
         for note in notes:
             session.show(note)
         session.life_line, session.share_gated_base = life_line, wanted.share_gated_base
-        session.drop_error_feedback = wanted.drop_error_feedback
+        session.drop_error_feedback, session.given = wanted.drop_error_feedback, wanted.given
         return session.run(wanted.listen, wanted.local, wanted.peers, wanted.guests)
 
 
@@ -358,6 +358,8 @@ class HostSession:
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.drop_error_feedback = False
+        self.given: Given = {}  # options of extensions
+        self.narrator: Narrator | None = None  # once it runs
         self.prompt: TypedPrompt | None = None  # of a new run, to try its model with; from `prepare` on
         self.prepared: RunDelegate | None = None  # what `prepare` made, where it was called before
         # Called just before the hub listens, where this machine takes over: it uses the port until then.
@@ -367,6 +369,8 @@ class HostSession:
         self.stop_by = float("inf")  # on the monotonic clock
 
     def show(self, event: events.Event) -> None:
+        if isinstance(event, events.Eval) and self.narrator is not None:
+            self.narrator.evaluation(event.round, event.loss)
         for view in self.views:
             view.show(event)
 
@@ -414,7 +418,7 @@ class HostSession:
             ledger = ours.enter_context(self.reopen()) if self.resumed else None
             work = self.prepared or self.prepare()
             ours.pop_all()
-        narrator = Narrator(work.parameters, self.recipe.objective.named)
+        narrator = self.narrator = Narrator(work.parameters, self.recipe.objective.named)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with ExitStack() as stack:
             signals = stack.enter_context(leave_on_signal(self.ask_pause, second=self.ask_end))
@@ -428,7 +432,7 @@ class HostSession:
             narrator.rate_at = learning_rate(self.recipe.training, steps)
             every = self.recipe.checkpoint.save_every(steps)
             offer = hub.offer if work.serves_snapshots else lambda _: None
-            use = partial(model_here, work)
+            use = partial(model_here, work, given=self.given)
             snapshots = SnapshotThread(work.model, every, steps, offer, use, self.news)
             try:
                 snapshots.start()
@@ -780,7 +784,7 @@ class HostSession:
                 self.show(events.Progressed("writing the model"))
                 rounds = work.model.write_model(self.folder, progress=self.meter("writing the model"))
                 here = partial(ModelOnDisk, self.folder, rounds, narrator.step, self.show)
-                model_here(work, here(lambda: bool(self.stop_reason)))
+                model_here(work, here(lambda: bool(self.stop_reason)), self.given)
             self.record_end(state, narrator, ended.reason)
         except Exception as error:
             if not full and not disk_is_full(error):

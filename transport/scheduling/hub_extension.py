@@ -149,6 +149,10 @@ class HubExtension:
         would wait for."""
         return True
 
+    def enough(self, ex: Exchange) -> bool:
+        """Tell whether a round closes at once with the updates that are here. Nobody is late then."""
+        return False
+
     def may_evaluate(self, session: Session, round: int) -> bool:
         """Tell whether a ready peer may compute a part of the final evaluation. If none may, all do."""
         return True

@@ -621,7 +621,9 @@ class Rounds:
         lacks = not all(one.may_close(len(ex.claims), self._awaited(missing)) for one in self.extensions)
         if lacks:  # until they come, or are dropped
             ex.deadline = ex.opened + self._longest
-        if not ex.claims and (not missing or (now >= ex.deadline and self._others_would_deliver(missing))):
+        if ex.claims and not lacks and any(one.enough(ex) for one in self.extensions):
+            self._close(ex, [], now)
+        elif not ex.claims and (not missing or (now >= ex.deadline and self._others_would_deliver(missing))):
             self._void(ex, now)  # also where newcomers alone were in it, and others are back
         elif ex.claims and ((not waited and not lacks) or now >= ex.deadline):
             self._close(ex, [p.id for p in missing], now)

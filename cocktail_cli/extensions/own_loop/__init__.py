@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.assembly import Exchange, Extension, HostParts, PeerExtension, PeerParts
+from cocktail_cli.assembly import (
+    Exchange,
+    Extension,
+    HostParts,
+    ModelOnDisk,
+    PeerExtension,
+    PeerParts,
+    View,
+    ViewParts,
+)
+from cocktail_cli.errors import Failure
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -22,6 +34,19 @@ def __getattr__(name: str) -> Any:
     if name not in API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{API[name]}", __name__), name)
+
+
+def parse_function(text: str) -> Callable[..., float]:
+    """Import `module:function`, from the working directory too. Raises typer.BadParameter."""
+    import typer
+
+    module, _, name = text.partition(":")
+    sys.path.append(os.getcwd())  # the last: no folder here hides a package
+    try:
+        function: Callable[..., float] = getattr(import_module(module), name)
+    except Exception as error:  # the module is the host's, and may raise anything
+        raise typer.BadParameter(f"{text!r}: {error}; write MODULE:FUNCTION, as of mine.py here") from error
+    return function
 
 
 class PacedExchange:
@@ -65,6 +90,20 @@ class OwnLoops(Extension):
         from .hub import WeighedClaims
 
         return WeighedClaims
+
+    def views(self, parts: ViewParts) -> Sequence[View]:
+        """Make none. Raises Failure where the run has no loops of its peers' own."""
+        if "own_loop" not in parts.recipe.extensions:
+            hints = ("without it: the run's own objective is measured (eval_steps=100)",)
+            raise Failure("usage", "--evaluate is for runs with a section `own_loop:`", hints=hints)
+        return ()
+
+    def model_here(self, work: Any, model: ModelOnDisk, options: Mapping[str, Any]) -> None:
+        """Measure a model by the host's own function, if one was named."""
+        if (function := options.get("evaluate")) is not None and not model.stop():
+            from .named_tensors import measure
+
+            model.tell(measure(function, model))
 
     def peer(self, peer: PeerParts) -> PeerExtension:
         return Paced()

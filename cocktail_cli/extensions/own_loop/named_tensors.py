@@ -10,16 +10,19 @@ the vector's.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from cocktail_cli.assembly import ModelOnDisk
+from cocktail_cli.ui import events
 from recipes.config import Recipe
 from recipes.data import Corpus, Sample
 from recipes.errors import ModelError
@@ -83,6 +86,22 @@ def check_base(folder: Path) -> None:
     stored = open_named(folder)
     with stored.files:
         check_finite(folder, dict(zip(stored.names, stored.parts, strict=True)), SAVE)
+
+
+def measure(function: Callable[[dict[str, Tensor]], float], model: ModelOnDisk) -> events.Event:
+    """Measure a model on the host's disk by a function of the host's own, which gets its tensors by name; a
+    warning where that fails: nothing depends on it."""
+    try:
+        with closing(open_named(model.folder)) as stored:
+            vector = torch.from_numpy(stored.read(0, stored.layout.size))
+            loss = float(function(stored.layout.by_name(vector)))
+        if not isfinite(loss):
+            raise ValueError(f"it returned {loss}")
+    except Exception as error:
+        return events.Warning(
+            f"--evaluate, the model after {model.round} rounds: {type(error).__name__}: {error}"
+        )
+    return events.Eval(model.step, model.round, loss)
 
 
 def stand_in() -> Sample:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,8 @@ def join_with(
     Raises Failure where model or optimizer cannot take part.
     """
     check_usable(model, optimizer)
-    return Swarm(url, model, optimizer, evaluate, name or default_peer_name(), show or warn)
+    plain = getattr(optimizer, "optimizer", optimizer)  # accelerate's has it inside
+    return Swarm(url, model, plain, evaluate, name or default_peer_name(), show or warn)
 
 
 def warn(event: Any) -> None:
@@ -132,7 +134,7 @@ class Swarm:
 
         Raises SwarmOver once the run is over or this peer has left, and Failure.
         """
-        if not isinstance(samples, int) or samples < 1:
+        if not hasattr(samples, "__index__") or (samples := index(samples)) < 1:
             raise Failure("usage", f"a step of {samples!r} samples", hints=("samples=len(batch), 1 or more",))
         if self.joining.trainer.evaluating:
             raise Failure("usage", "swarm.step inside swarm.global_model()", hints=("end that block first",))
@@ -356,6 +358,9 @@ def check_usable(model: nn.Module, optimizer: Optimizer) -> None:
 
 def check_optimizer(trained: dict[nn.Parameter, str], optimizer: Optimizer) -> None:
     """Raise Failure unless this one optimizer has all that is trained, and nothing else."""
+    if getattr(optimizer, "scaler", None) is not None:
+        hints = ("mixed_precision='bf16'",)
+        raise Failure("usage", "the optimizer scales gradients itself, and would skip steps", hints=hints)
     has = {p for group in optimizer.param_groups for p in group["params"]}
     lacks: Sequence[str] = [name for p, name in trained.items() if p not in has]
     if lacks:

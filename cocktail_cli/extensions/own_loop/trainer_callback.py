@@ -60,9 +60,8 @@ class CocktailCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
         """Join, with the trainer's model and optimizer."""
-        model, optimizer = parts["model"], parts["optimizer"]
-        plain = getattr(optimizer, "optimizer", optimizer)  # accelerate's has it inside
-        swarm = join_with(self.url, model, plain, self.evaluate, self.name)
+        model = parts["model"]
+        swarm = join_with(self.url, model, parts["optimizer"], self.evaluate, self.name)
         if args.gradient_accumulation_steps == 1:  # else a loss is of a part of the step
             self._stack.callback(model.register_forward_hook(self._note_loss).remove)
         self.swarm = self._stack.enter_context(swarm)

@@ -26,7 +26,7 @@ class Results(Extension):
         """Have base and model answer two of the rows that are held out."""
         return {f"{NAME}.sample_prompts": 2} if "data.val_set_size" in keys else {}
 
-    def model_here(self, work: Any, model: ModelOnDisk) -> None:
+    def model_here(self, work: Any, model: ModelOnDisk, options: Mapping[str, Any]) -> None:
         """Upload the run's own model; write samples of each, unless the host wants to end."""
         from .sample_writer import push, write_samples
 

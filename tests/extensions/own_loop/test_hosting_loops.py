@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from math import nan
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from forked import Forked, needs_fork
 from own_host import conv_net, flat
 from safetensors.torch import load_file
@@ -16,12 +18,17 @@ from test_swarm import train
 from torch import nn
 
 import cocktail_cli
-from cocktail_cli.assembly import recipe_type
+from cocktail_cli.assembly import ModelOnDisk, ViewParts, recipe_type, views_of
+from cocktail_cli.errors import Failure
+from cocktail_cli.extensions.own_loop import parse_function
+from cocktail_cli.extensions.own_loop.named_tensors import measure
 from cocktail_cli.extensions.own_loop.swarm import Swarm
+from cocktail_cli.ui import events
 from recipes.config import load_recipe
 from recipes.errors import ModelError, RecipeError
 
 LAUNCH = ("launch", "own-loop", "--port", "0", "--bind", "127.0.0.1", "--json", "-o", "out", "warmup_steps=0")
+EVALUATE = ("--evaluate", "held_out:bias")
 SCRIPT = ["own_loop.script=https://example.org/train.py", f"own_loop.script_sha256={'ab' * 32}"]
 
 
@@ -31,8 +38,11 @@ def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path
     """Its hub is killed and resumed meanwhile; the peer goes on. The result is the net that was trained, and
     `cocktail join` says how one takes part."""
     cocktail_cli.save_base(conv_net(), tmp_path / "base")
-    keys = ["max_steps=60", "global_batch_size=16", "learning_rate=1e-2", *SCRIPT]
-    host = forked.start(tmp_path, *LAUNCH, "--model", str(tmp_path / "base"), *keys)
+    for here in (tmp_path, tmp_path / "again"):
+        here.mkdir(exist_ok=True)
+        (here / "held_out.py").write_text("def bias(state):\n    return state['3.bias'].square().sum()\n")
+    keys = ["max_steps=60", "save_steps=20", "global_batch_size=16", "learning_rate=1e-2", *SCRIPT]
+    host = forked.start(tmp_path, *LAUNCH, *EVALUATE, "--model", str(tmp_path / "base"), *keys)
     url, here, go_on = host.until("run_started")["url"], threading.Event(), threading.Event()
     found: list[nn.Module] = []
 
@@ -54,14 +64,19 @@ def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path
     host.send(signal.SIGKILL)
     host.wait()
     go_on.set()
-    again = forked.start(tmp_path / "again", "resume", str(tmp_path / "out"), "--json")
+    again = forked.start(tmp_path / "again", "resume", str(tmp_path / "out"), "--json", *EVALUATE)
     thread.join(90)
-    again.until("run_finished")
+    finished = again.until("run_finished")
     assert again.wait() == 0
 
     model = conv_net(7)
     model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
     assert torch.equal(flat(model), flat(found[0]))
+    (base_eval,), evals = host.events("eval"), again.events("eval")
+    assert base_eval["round"] == 0
+    assert len(evals) >= 2
+    bias = pytest.approx(float(model[3].bias.detach().square().sum()))
+    assert evals[-1]["loss"] == bias == finished["eval_loss"]
     assert "data of its peers" in (tmp_path / "out" / "README.md").read_text()
     verify = forked.start(tmp_path / "verify", "verify", str(tmp_path / "out"))
     assert verify.wait() == 0, verify.said
@@ -97,6 +112,30 @@ def test_a_base_with_a_number_that_is_none_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match=r"3\.bias has a number that is NaN"):
         pinned(recipe, tmp_path)
+
+
+def test_a_function_of_the_host_that_fails_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    cocktail_cli.save_base(conv_net(), tmp_path)
+    model = ModelOnDisk(tmp_path, 3, 4, print, lambda: False)
+
+    assert measure(lambda state: float(len(state)), model) == events.Eval(4, 3, 4.0)
+    for function, said in ((lambda state: state["none"], "KeyError: 'none'"), (lambda state: nan, "nan")):
+        met = measure(function, model)
+        assert isinstance(met, events.Warning)
+        assert said in met.message
+
+
+@pytest.mark.parametrize("text", ["json", "no_such_module:loss", "json:no_such_function"])
+def test_a_function_that_is_not_there_is_refused_as_it_is_typed(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="write MODULE:FUNCTION"):
+        parse_function(text)
+
+
+def test_a_function_of_the_host_is_for_own_loops_alone(tmp_path: Path) -> None:
+    parts = ViewParts(load_recipe("smoke", extend=recipe_type), tmp_path, print)
+
+    with pytest.raises(Failure, match="is for runs with a section"):
+        views_of(parts, {"own_loop": {"evaluate": len}})
 
 
 def test_a_base_is_written_with_the_config_that_its_model_has(tmp_path: Path) -> None:

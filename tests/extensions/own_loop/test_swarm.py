@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,42 @@ def test_accumulated_and_scaled_gradients_are_one_step(tmp_path: Path) -> None:
     torch.testing.assert_close(flat(model), plain(12), rtol=0, atol=1e-5)
 
 
+def test_a_cell_of_a_notebook_takes_part(tmp_path: Path) -> None:
+    """A notebook's kernel runs a cell inside its event loop, and here in a thread that no signal reaches."""
+    found: list[nn.Module] = []
+
+    async def cell(url: str) -> None:
+        assert asyncio.get_running_loop().is_running()
+        found.append(train(url))
+
+    with hosted(tmp_path, conv_net()) as run:
+        kernel = threading.Thread(target=lambda: asyncio.run(cell(str(run.url))))
+        kernel.start()
+        kernel.join(60)
+        run.wait()
+
+        assert torch.equal(flat(found[0]), run.folded())
+
+
+def test_what_accelerate_has_prepared_takes_part(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(cpu=True), conv_net(3)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=7.0, momentum=0.9))
+    generator = torch.Generator().manual_seed(1)
+    with (
+        hosted(tmp_path, conv_net(), compression=EXACT) as run,
+        cocktail_cli.join_with(str(run.url), model, optimizer) as swarm,
+    ):
+        while True:
+            pixels, labels = images(16, generator)
+            loss = cross_entropy(model(pixels), labels)
+            accelerator.backward(loss)
+            swarm.step(loss, 16)
+
+    torch.testing.assert_close(flat(model), plain(12), rtol=0, atol=1e-5)
+
+
 def test_two_peers_learn_together_and_a_claim_of_samples_is_bounded(tmp_path: Path) -> None:
     run_training = {"max_steps": 20, "global_batch_size": 32}
 
@@ -112,7 +149,39 @@ def test_two_peers_learn_together_and_a_claim_of_samples_is_bounded(tmp_path: Pa
         assert torch.equal(flat(found), run.folded())
         both = [one for one in seen if len(one) == 2]
         assert both
-        assert all(one == {"ann": 16.0, "eve": 64.0} for one in both)
+        assert all(one["eve"] == 4 * one["ann"] for one in both)
+
+
+def test_a_round_closes_once_its_peers_report_a_global_batch(tmp_path: Path) -> None:
+    """One reports 16 of 16, so no round waits for the other, which computes for several of them: it is never
+    late, and delivers afterwards."""
+    computing, later, seen = threading.Event(), threading.Event(), list[int]()
+
+    def compute(swarm: Swarm) -> None:
+        if swarm.last is not None:
+            computing.set()
+            assert later.wait(30)
+
+    def count(swarm: Swarm) -> None:
+        if swarm.last is not None and computing.is_set():
+            seen.append(swarm.last.round)
+            if seen[-1] >= seen[0] + 6:
+                later.set()
+
+    long = {"step_timeout": 40.0, "peer_timeout": 20.0, "start_timeout": 200.0}
+    more = {"training": {"max_steps": 60}, "swarm": long}
+    with hosted(tmp_path, conv_net(), {"first_peers": 2}, **more) as run:
+        bob = threading.Thread(target=train, args=(str(run.url), "bob", 2, compute))
+        bob.start()
+        train(run.url, "ann", each=count)
+        run.wait()
+        bob.join(20)
+
+        late = [one for one in run.events if isinstance(one, hub.Warned) and "goes on without" in one.message]
+        accepted = [one.accepted for one in run.events if isinstance(one, hub.RoundCommitted)]
+        assert not late
+        assert all(one == ("ann",) for one in accepted[seen[0] + 3 : seen[0] + 6])
+        assert any("bob" in one for one in accepted[seen[0] + 6 :])
 
 
 def test_held_out_loss_is_the_mean_of_what_peers_measure(tmp_path: Path) -> None:
@@ -282,6 +351,16 @@ def test_a_model_that_cannot_take_part_is_refused_before_the_run_is_dialled(
     model = change(conv_net())
     with pytest.raises(Failure, match=said):
         cocktail_cli.join_with("cocktail://unused", model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_an_optimizer_that_scales_gradients_by_itself_is_refused() -> None:
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    model = conv_net()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaled = AcceleratedOptimizer(sgd, device_placement=False, scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(Failure, match="scales gradients itself"):
+        cocktail_cli.join_with("cocktail://unused", model, scaled)
 
 
 def test_a_second_optimizer_is_refused() -> None:

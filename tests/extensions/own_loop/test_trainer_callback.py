@@ -12,6 +12,7 @@ import torch
 from in_process import Swarm, rows, save_tiny
 from in_process import recipe_of as recipe_of_texts
 from own_host import EXACT, flat, hosted
+from torch import nn
 from torch.utils.data import Dataset
 from transformers import (
     AutoModelForCausalLM,
@@ -49,10 +50,12 @@ class InOrder(Dataset[Sample]):
         return self.corpus.sample(position)
 
 
-def test_sft_by_a_trainer_is_sft_by_our_loop_within_rounding(neox: Path, tmp_path: Path) -> None:
-    """One peer each, the same samples in the same order, the same optimizer: the same x' at the end."""
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(36)))
-    ours = {"max_grad_norm": 0.5, "max_steps": 5, "warmup_steps": 2, "lr_scheduler_type": "cosine"}
+@pytest.mark.parametrize("names", [("ann",), ("ann", "bob")], ids=["one peer", "two peers"])
+def test_sft_by_a_trainer_is_sft_by_our_loop(neox: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
+    """The same samples and optimizer: of one peer, which has them in the same order too, the same x' within
+    rounding; of two the same loss of x', within noise."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(78)))
+    ours = {"max_grad_norm": 0.5, "max_steps": 12, "warmup_steps": 2, "lr_scheduler_type": "cosine"}
     recipe = recipe_of_texts(
         neox,
         tmp_path / "rows.jsonl",
@@ -60,38 +63,58 @@ def test_sft_by_a_trainer_is_sft_by_our_loop_within_rounding(neox: Path, tmp_pat
         compression=EXACT,
         checkpoint={"eval_steps": None},
     )
-    with Swarm(recipe, tmp_path / "texts") as swarm:
-        swarm.start("ann")
+    with Swarm(recipe, tmp_path / "texts", first_peers=len(names)) as swarm:
+        swarm.start(*names)
         swarm.finish()
         expected, t = swarm.folded(), swarm.recipe.training
         model = swarm.model()
         corpus = swarm.corpus
     assert isinstance(corpus, Corpus)
-    before = flat(model)
-    shared = {"global_batch_size": 6, "learning_rate": t.learning_rate} | ours
-    with hosted(tmp_path / "own", model, training=shared, compression=EXACT) as run:
-        other = AutoModelForCausalLM.from_pretrained(neox)
+    before, found = flat(model), dict[str, nn.Module]()
+
+    def peer(name: str) -> None:
         arguments = TrainingArguments(
-            str(tmp_path / "out"),
-            per_device_train_batch_size=6,
+            str(tmp_path / name),
+            per_device_train_batch_size=6 // len(names),
             optim="adamw_torch",
             adam_beta1=t.adam_beta1,
             adam_beta2=t.adam_beta2,
             adam_epsilon=t.adam_epsilon,
             remove_unused_columns=False,
-            train_sampling_strategy="sequential",
+            train_sampling_strategy="sequential" if len(names) == 1 else "random",
             **PLAIN,
         )
-        trainer = Trainer(
-            other, arguments, collate, InOrder(corpus), callbacks=[CocktailCallback(str(run.url), name="ann")]
-        )
-        trainer.train()
+        join = CocktailCallback(str(run.url), name=name)
+        Trainer(found[name], arguments, collate, InOrder(corpus), callbacks=[join]).train()
+
+    shared = {"global_batch_size": 6, "learning_rate": t.learning_rate} | ours
+    with hosted(
+        tmp_path / "own", model, {"first_peers": len(names)}, training=shared, compression=EXACT
+    ) as run:
+        found |= {name: AutoModelForCausalLM.from_pretrained(neox) for name in names}
+        threads = [threading.Thread(target=peer, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
         run.wait()
 
-        assert torch.equal(flat(trainer.model), run.folded())
+        assert torch.equal(flat(found["ann"]), run.folded())
+        assert {row.peer for row in run.ledger.counted()} == {*names}
+    losses = [loss_of(model, vector, corpus) for vector in (before, expected, flat(found["ann"]))]
     moved = (expected - before).norm()
     assert moved > 0.01
-    assert (flat(trainer.model) - expected).norm() < 1e-3 * moved
+    assert losses[1] < 0.95 * losses[0]
+    assert abs(losses[2] - losses[1]) < 0.2 * (losses[0] - losses[1])
+    if len(names) == 1:
+        assert (flat(found["ann"]) - expected).norm() < 1e-3 * moved
+
+
+def loss_of(model: nn.Module, vector: torch.Tensor, corpus: Corpus) -> float:
+    """The loss on the held-out samples of a model with these parameters."""
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    with torch.no_grad():
+        return float(model(**collate(list(corpus.held_out))).loss)
 
 
 def test_grpo_with_a_reward_function_in_two_peers_each_with_its_own_rollouts(

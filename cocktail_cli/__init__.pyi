@@ -16,5 +16,7 @@ from .extensions.api import resume as resume
 from .extensions.own_loop.named_tensors import save_base as save_base
 from .extensions.own_loop.swarm import join_with as join_with
 from .extensions.own_loop.trainer_callback import CocktailCallback as CocktailCallback
+from .extensions.privacy.private_rows import PrivateRows as PrivateRows
+from .extensions.privacy.private_rows import join_privately as join_privately
 
 __version__: str

@@ -412,6 +412,10 @@ class Extension:
     def wrote_model(self, model: Any, folder: Path, rounds: int, merged: bool) -> None:
         """Add to a model's folder, once all else is written there."""
 
+    def described(self, recipe: Recipe, ledger: Ledger) -> Iterator[str]:
+        """Yield lines of a model's card: what the ledger of its run says of this."""
+        yield from ()
+
     def wrote_run(self, model: Any, rounds: int) -> None:
         """Add to a run's folder, once nothing else is written there any more."""
 
@@ -627,6 +631,7 @@ EXTENSIONS = (
         options=(Option("--layers", LAYERS, str, MACHINE, "auto|SIZE"),),
         removed=dict.fromkeys(("stage", "join --ring"), EACH),
     ),
+    Row("privacy", keys=True, names=("join_privately", "PrivateRows")),  # before loops: it withholds losses
     Row(
         "own_loop",
         keys=True,

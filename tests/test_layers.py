@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "recipes": "compress torch numpy transformers datasets pyarrow peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs torch safetensors "
-    "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets huggingface_hub",
+    "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets huggingface_hub "
+    "opacus",
 }
 
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are

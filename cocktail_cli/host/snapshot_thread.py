@@ -203,8 +203,7 @@ class CommittedModel:
         write_model_files(folder, {**texts, CARD: self.card(folder, fold.round)}, tokenizer)
 
     def card(self, folder: Path, rounds: int, merged: bool = False, more: Sequence[str] = ()) -> str:
-        """Render the card of the model in `folder`: who trained it, on what, and `more` lines of an
-        extension."""
+        """Render the card of the model in `folder`: who trained it, on what, and `more` lines."""
         from recipes.downloads import Licence
         from recipes.models import RunSummary, cached_commit, render_card, weight_dtypes
 
@@ -227,7 +226,7 @@ class CommittedModel:
                 str(weight_dtypes(folder)),
                 met if confirmed else "",
                 licence,
-                more,
+                [*more, *(line for one in used(self.recipe) for line in one.described(self.recipe, ledger))],
             )
         return paragraphs(render_card(self.recipe, made))
 

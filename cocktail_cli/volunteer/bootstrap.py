@@ -251,7 +251,7 @@ class Bootstrap:
                 peer = build_peer(model, recipe, batch, name, round, device)
             if not peer.micro_batch:
                 peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.raise_if_leaving)
-        peer.trainer.extensions = model_extensions(recipe)
+        peer.trainer.extensions = [*peer.trainer.extensions, *model_extensions(recipe)]
         self.restore_checkpoint(peer)
         recipe_hash = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
         return Prepared(peer, {**base_digests(read), "recipe": recipe_hash}, bounds)

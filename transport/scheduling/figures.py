@@ -140,6 +140,7 @@ def round_figures(
         bounds: of the loss of a term, then of each further figure.
         before: the loss of the round before; None: there was none.
     """
+    said = {p: one for p, one in said.items() if one[0] or one[1]}  # others tell no loss
     why = {
         p: why_impossible((loss, *sums), terms, counted[p], bounds) for p, (loss, terms, sums) in said.items()
     }

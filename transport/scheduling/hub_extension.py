@@ -206,6 +206,10 @@ class HubExtension:
         """Return the body for the Committed of each session, once a round is in the ledger."""
         return {}
 
+    def attests(self, peer: str) -> str:
+        """Return what a receipt of a peer says beside its samples; empty: nothing. In the commit thread."""
+        return ""
+
     def wrote(self, rounds: int) -> None:
         """Note that the ledger has changed, and has so many rounds; told where an extension `copies` it."""
 

@@ -28,7 +28,7 @@ from cocktail_cli.machine import default_peer_name
 from cocktail_cli.ui import events
 from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, take_turns
 from recipes.config import Recipe
-from recipes.training import Peer, peer_of
+from recipes.training import ModelExtension, Peer, peer_of
 from recipes.weight_files import layout_of
 
 from .loop_trainer import Evaluate, Gradient, LoopTrainer, Turns
@@ -162,9 +162,13 @@ class Swarm:
         with peer.reading, trainer.at(peer.worker.global_model.vector) as model:
             yield model
 
-    def leave(self) -> None:
+    def leave(self, why: str = "left by its loop") -> None:
         """Leave after the exchange under way: what this peer did not send is handed over."""
-        self.joining.ask("left by its loop")
+        self.joining.ask(why)
+
+    def use(self, extension: ModelExtension) -> None:
+        """Let an extension take part in this peer's training; before the block begins."""
+        self.joining.extensions.append(extension)
 
     # ---- turns ---------------------------------------------------------------------------------------------
 
@@ -204,7 +208,8 @@ class Swarm:
     def _close(self) -> None:
         """End the session: handoff, goodbye, checkpoint; at the run's end leave x' in the model."""
         self.over = True
-        self.leave()
+        if not self.joining.early.is_set():  # else it has said why
+            self.leave()
         self._thread.join(LEAVES_WITHIN)
         self.joining.finish()
 
@@ -265,6 +270,7 @@ class JoinedLoop(Joining):
         self.own, self.optimizer, self.evaluate, self.turns = model, optimizer, evaluate, turns
         self.early = threading.Event()  # asked to leave before there was a session
         self.finished = False  # the run has reached its end
+        self.extensions: list[ModelExtension] = []  # of its training
         self._leave: Callable[[str], None] | None = None
 
     def ask(self, why: str) -> None:
@@ -305,6 +311,7 @@ class JoinedLoop(Joining):
                     flat[at:end] = torch.from_numpy(stored.read(start + at, start + end))
         self.finish()
         self.trainer = LoopTrainer(self.own, self.optimizer, recipe, self.turns, self.evaluate)
+        self.trainer.extensions = self.extensions
         self.peer = replace(peer_of(self.trainer.inner, recipe, round, micro_batch), trainer=self.trainer)
         return self.peer
 

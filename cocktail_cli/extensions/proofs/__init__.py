@@ -10,8 +10,9 @@ from cocktail_cli.assembly import Extension, HostParts, PeerExtension, PeerParts
 
 if TYPE_CHECKING:
     from cocktail_cli.host import CommittedModel
-    from transport.hub import Extend
+    from transport.hub import Extend, HubParts
     from transport.protocol import RunKeys
+    from transport.scheduling import HubExtension
 
 
 class Proofs(Extension):
@@ -22,7 +23,11 @@ class Proofs(Extension):
     def hub(self, host: HostParts) -> Extend | None:
         from .hub import ReceiptWriter
 
-        return (lambda _: ReceiptWriter(host.keys, host.ledger)) if host.keys.signing else None
+        def writer(hub: HubParts) -> HubExtension:
+            said = lambda peer: (one.attests(peer) for one in hub.rounds.extensions)  # noqa: E731
+            return ReceiptWriter(host.keys, host.ledger, said)
+
+        return writer if host.keys.signing else None
 
     def peer(self, peer: PeerParts) -> PeerExtension:
         from .receipts import ReceiptFile

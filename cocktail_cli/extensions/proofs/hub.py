@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -20,8 +20,10 @@ class ReceiptWriter(HubExtension):
 
     name = NAME
 
-    def __init__(self, keys: RunKeys, ledger: Ledger) -> None:
-        self._keys, self._ledger = keys, ledger
+    def __init__(
+        self, keys: RunKeys, ledger: Ledger, said: Callable[[str], Iterable[str]] = lambda _: ()
+    ) -> None:
+        self._keys, self._ledger, self._said = keys, ledger, said
         first = ledger.origin.get("hub", "")
         self._hub = "" if first == short_key(keys.public) else first
         known = ledger.contributions()
@@ -31,7 +33,9 @@ class ReceiptWriter(HubExtension):
     def counted(self, round: int, counted: Sequence[Counted], took: CommitSeconds) -> dict[str, bytes]:
         """Issue a receipt to each peer whose samples the round has counted."""
         sessions = defaultdict[str, set[str]](set)  # by key: a machine may have several
+        said = defaultdict[str, set[str]](set)
         for c in counted:
+            said[c.key] |= {f"{c.peer}: {words}" for words in self._said(c.peer) if words}
             self._samples[c.key] += count_samples(c.ids)
             sessions[c.key].add(c.session)
         self._rounds.update(sessions.keys())
@@ -44,6 +48,7 @@ class ReceiptWriter(HubExtension):
                 signer=bytes.fromhex(signer_of(self._keys.signing)),
                 signature=b"",
                 hub=self._hub,
+                said="; ".join(sorted(said[key])),
             )
             statement = statement_of(self._ledger.run, self._keys.public, key, round, receipt)
             signed = SignedDocument.sign(KIND, statement, self._keys.signing)

@@ -39,10 +39,12 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     signer: Annotated[bytes, Meta(max_length=32)]  # public Ed25519 key of the run
     signature: Annotated[bytes, Meta(max_length=64)]
     hub: Annotated[str, Meta(max_length=16)] = ""  # digits of the first hub's key, where it is another's now
+    said: Annotated[str, Meta(max_length=1024)] = ""  # what extensions know of the peer
 
 
 def statement_of(run: str, hub: str, peer: str, round: int, receipt: Receipt) -> dict[str, Any]:
     """Spell out what a receipt of `round` says; `hub` and `peer` are public keys."""
+    said = {"said": receipt.said} if receipt.said else {}
     return {
         "run": run,
         "hub": receipt.hub or short_key(hub),
@@ -52,6 +54,7 @@ def statement_of(run: str, hub: str, peer: str, round: int, receipt: Receipt) ->
         "samples": receipt.samples,
         "head": receipt.head.hex(),
         "signer": receipt.signer.hex(),
+        **said,
     }
 
 

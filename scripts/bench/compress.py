@@ -179,12 +179,12 @@ def recorded(topk_ratio: float, bits: int, rounds: int) -> torch.Tensor | None:
     """Train a small model for so many rounds; x_i - x' of a peer (P,), which its next packet is taken
     from."""
     from recipes.training.optimizers import learning_rate
-    from scripts.study.train import Setting, Size, Swarm, documentation, new_model, steps
+    from scripts.study.train import ByteModel, Setting, Size, Swarm, documentation, new_model, steps
 
     size = Size(hidden=128, layers=4, steps=rounds)
     setting = Setting(sample=RANDOM_RATIO, keep=topk_ratio, bits=bits)
     training = setting.training(rate=1e-3, seed=1, steps=rounds)
-    swarm = Swarm(size, setting, new_model(size).vector.clone(), training)
+    swarm = Swarm(ByteModel(size, new_model(size).vector.clone()), setting, training)
     difference = None
     for step in steps(size, swarm, documentation(size.length)[0], learning_rate(training, rounds)):
         if step == rounds - 1:

@@ -2,6 +2,7 @@
 
     scripts/gpu                          all stages that have no figures yet, for 40 minutes at most
     scripts/gpu --only parity leaving    some of them, also again
+    scripts/gpu --only study --minutes 9 cells of the quality study that README's rows lack
     scripts/gpu --list                   the stages, their commands and what is expected of them
     scripts/gpu --device cpu --tiny      the same programs without a GPU, with next to no sizes
 
@@ -109,7 +110,7 @@ def main() -> None:
     asked.add_argument("--list", action="store_true")
     args = asked.parse_args()
     folder = args.folder.resolve()
-    every = stages(args.device, folder, TINY if args.tiny else Scale())
+    every = stages(args.device, folder, TINY if args.tiny else Scale(), args.minutes)
     if unknown := set(args.only or []) - {stage.name for stage in every}:
         raise SystemExit(f"no stage {', '.join(sorted(unknown))}; scripts/gpu --list names them")
     if args.list:

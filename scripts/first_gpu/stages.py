@@ -6,42 +6,17 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.study.cells import setting_text
-from scripts.study.plan import OPTIMIZERS
+from scripts.report import rows
 
 Figures = dict[str, float | int | str]
 
 PYTHON, COCKTAIL = [sys.executable], [sys.executable, "-m", "cocktail_cli"]
 HERE = "scripts.first_gpu.programs"
-
-
-@dataclass(frozen=True)
-class StudySize:
-    """A model of the quality study, its run, and the optimizers that are compared."""
-
-    hidden: int
-    layers: int
-    steps: int
-    base_steps: int
-    peers: int
-    optimizers: tuple[str, ...] = ("AdamW", "Muon", "SOAP")
-
-    @property
-    def name(self) -> str:
-        return f"study {12 * self.layers * self.hidden**2 / 1e6:.0f} M"
-
-    def words(self) -> list[str]:
-        """List the options of `bench_quality`: all-reduce and the peers' packets with each optimizer."""
-        sizes = {"hidden": self.hidden, "layers": self.layers, "steps": self.steps}
-        sizes["base-steps"] = self.base_steps
-        ways = [way for name in self.optimizers for way in OPTIMIZERS[name]]
-        cells = [setting_text(replace(way, peers=min(way.peers, 1) * self.peers)) for way in ways]
-        given = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-        return [*given, *(word for cell in cells for word in ("--cell", cell)), "--rates", "1e-3", "2e-3"]
+ENDING = 1.0  # minutes that the study takes to cut a cell short, measure it and write its row
 
 
 @dataclass(frozen=True)
@@ -52,16 +27,18 @@ class Scale:
     models: tuple[str, str, str] = ("opt-1.3b", "gptj-6b", "llama-8b")
     parity: int = 100_000_000
     planned: str = "gptj-6b"
-    study: tuple[StudySize, ...] = (
-        StudySize(384, 6, 400, 4000, 8),
-        StudySize(768, 12, 200, 2000, 8),
-        StudySize(2048, 20, 60, 300, 4, ("AdamW", "Muon")),  # 4 peers with SOAP's state have no room
-    )
     length: int = 512
+    study: tuple[str, ...] = ("--model", "smollm2")  # where README's rows are, its list of cells
 
 
+SMALL = "--rows 4 --length 32 --steps 4 --held 8 --cell peers=4,lora=4 --results outputs/gpu/quality.jsonl"
 TINY = Scale(
-    ("2e5", "3e5"), ("tiny", "tiny", "tiny"), 200_000, "opt", (StudySize(32, 1, 4, 4, 4, ("AdamW",)),), 32
+    ("2e5", "3e5"),
+    ("tiny", "tiny", "tiny"),
+    200_000,
+    "opt",
+    32,
+    ("--model", "outputs/gpu/models/tiny", *SMALL.split()),
 )
 
 
@@ -142,8 +119,9 @@ def study_figures(output: str) -> Figures:
     return {"cells": len(re.findall(r"rate .* seed \d+: ", output))}
 
 
-def stages(device: str, folder: Path, scale: Scale) -> list[Stage]:
-    """List the stages in the order of weight: what finds defects first, then times, then the study."""
+def stages(device: str, folder: Path, scale: Scale, minutes: float = 40.0) -> list[Stage]:
+    """List the stages in the order of weight: what finds defects first, then times, then the study, whose
+    cells take what there is of `minutes`."""
     on = ["--device", device]
     json_on = [*on, "--json"]
     words = ["--data", "builtin:python-docs", f"max_length={scale.length}"]
@@ -161,15 +139,14 @@ def stages(device: str, folder: Path, scale: Scale) -> list[Stage]:
     def memory(*models: str) -> list[str]:
         return [*PYTHON, "-m", "scripts.bench.memory", *on, "--only", ",".join(models)]
 
-    def study(size: StudySize) -> list[str]:
-        where = ["--folder", str(folder / "study"), "--results", str(folder / "study" / "results.jsonl")]
-        return [*PYTHON, "-m", "scripts.study.run", *on, "--length", str(scale.length), *size.words(), *where]
-
     tests = ("tests/compress/backends", "tests/compress/test_fingerprint.py")
     kernels = ["-m", "pytest", "-p", "no:cacheprovider", *tests]
     no_compiler = {"CC": "/bin/false", "TRITON_CACHE_DIR": str(folder / "no-triton-cache")}
     swarm = ["launch", "smoke", "--peers", "2", *json_on, "--port", "0", "--bind", "127.0.0.1", "-o"]
     small, large, larger = scale.models
+    clock = ["--minutes", f"{max(min(9.0, minutes) - ENDING, 0.5):g}"]
+    clock += ["--results", str(rows.FOLDER / "quality.jsonl")]
+    study = [*PYTHON, "-m", "scripts.study.run", *on, *clock, *scale.study]
     bits = ["load_in_4bit=true"], ["load_in_8bit=true"], ["dtype=float16"]
     return [
         Stage("doctor", [*COCKTAIL, "doctor", *json_on], "no fail", 2, doctor_figures),
@@ -219,5 +196,5 @@ def stages(device: str, folder: Path, scale: Scale) -> list[Stage]:
             Stage(f"8 B {name[0]}", step("llama-3.1-8b-lora", larger, *name), "a step", 6, step_figures)
             for name in bits
         ),
-        *(Stage(size.name, study(size), "", 9, study_figures, resumes=True) for size in scale.study),
+        Stage("study", study, "", 9, study_figures, resumes=True),
     ]

@@ -54,13 +54,14 @@ def setting_of(text: str) -> Setting:
     return Setting(**given)
 
 
-def read(path: Path, size: Size) -> dict[Cell, Outcome]:
-    """Read the cells of this size that are in the file."""
+def read(path: Path, size: Size, cut: bool = False) -> dict[Cell, Outcome]:
+    """Read the cells of this size that are in the file: those that ended, or those that were cut short."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         one = json.loads(line)
         # older lines have settings that are gone
-        if one["size"] == size.name and one["setting"].keys() <= NAMES:
+        known = one["size"] == size.name and one["setting"].keys() <= NAMES
+        if known and (one["outcome"].get("done", 1.0) < 1) == cut:
             cell = Cell(Setting(**one["setting"]), one["rate"], one["seed"])
             listed = {name: tuple(value) for name, value in one["outcome"].items() if isinstance(value, list)}
             found[cell] = Outcome(**one["outcome"] | listed)
@@ -73,13 +74,22 @@ def shipped(size: Size) -> dict[Cell, Outcome]:
     return {cell: outcome for path in files for cell, outcome in read(path, size).items()}
 
 
+def rounded_to(digits: int, value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [rounded_to(digits, one) for one in value]
+    return round(value, digits) if isinstance(value, float) else value
+
+
 def write(path: Path, size: Size, cell: Cell, outcome: Outcome) -> None:
-    """Append a cell to the file."""
-    values = asdict(outcome)
-    rounded = {
-        k: [round(x, 5) for x in v] if isinstance(v, tuple) else round(v, 5) for k, v in values.items()
-    }
+    """Append a cell to the file; it takes the place of an older row that was cut short."""
+    usual = {field.name: field.default for field in fields(Outcome)}
+    told = {name: value for name, value in asdict(outcome).items() if value != usual[name]}
+    rounded = {name: rounded_to(5, value) for name, value in told.items()}
     one = {"size": size.name, "setting": changed(cell.setting), "rate": cell.rate, "seed": cell.seed}
+    if cell in read(path, size, cut=True):
+        lines = path.read_text().splitlines(keepends=True)
+        others = (line for line in lines if json.loads(line) | one != json.loads(line))
+        path.write_text("".join(others))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps({**one, "outcome": rounded}) + "\n")

@@ -6,65 +6,94 @@ learning rate tuned for each way.
     scripts/bench_quality --same-rate          # the tables at the rates of all-reduce, likewise
     scripts/bench_quality --row cocktail       # a row of README's table and all-reduce, each at its best rate
     scripts/bench_quality --cell topk_ratio=0.05,bits=2 --rates 1e-3 2e-3      # cells of one's own
+    scripts/bench_quality --model smollm2 --device cuda --minutes 8   # a language model, on documents
 
-On a GPU (not run yet: none was at hand) models, optimizers and the global model are on it, the aggregator is
-in the host's memory; the base is trained on it too, once a size. It needs a torch with CUDA, which PyPI's for
-Linux has; the environment is .venv, or COCKTAIL_VENV's. `--workers` share one GPU. For a second GPU, once the
-first has made the base, the command is started again with other cells: both append to the same file.
+On a GPU models, optimizers, codec and aggregator are on it. It needs a torch with CUDA, which PyPI's for
+Linux has; the environment is .venv, or COCKTAIL_VENV's. A second GPU wants other cells and --results.
 
-    scripts/bench_quality --device cuda --hidden 512 --layers 8 --length 512 --rows 64 --steps 2000
-    scripts/bench_quality --device cuda:1 --hidden 512 --layers 8 --length 512 --rows 64 --steps 2000 \\
-        --cell peers=0 --rates 5e-4 1e-3 --seeds 1 2 3
-
-A cell that has ended is a line of the results file; one that was cut short is made again. A model of another
-size has lines and a base of its own. With --quick: a model and a run of next to nothing, in seconds.
+A cell that has ended is a line of the results file. One of a language model that the clock cuts short is a
+line that says so, and the next call goes on with it where its peers' vectors are no more than 4 GiB. Another
+size has lines and a base of its own. With --quick: a model and a run of next to nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import multiprocessing
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from scripts.study.cells import Cell, cells, changed, read, setting_of, shipped, write
+from scripts.study.begun import Begun, say
+from scripts.study.cells import Cell, cells, changed, read, setting_of, setting_text, shipped, write
+from scripts.study.language_plan import LANGUAGE, LANGUAGE_CELLS, language, way_named
 from scripts.study.plan import COCKTAIL, REFERENCE, SAME_RATE, TABLES, best_rate, missing, row_named
 from scripts.study.tables import markdown, same_rate, spread
-from scripts.study.train import Outcome, Size, base, train
+from scripts.study.train import Outcome, Setting, Size, base, train
 from scripts.swarms.lab import parser
 
 QUICK = Size(hidden=32, layers=1, length=32, rows=4, steps=6, base_steps=4)
 
 
-def ended(size: Size, wanted: list[Cell], folder: Path, workers: int) -> Iterator[tuple[Cell, Outcome]]:
-    """Train the cells; yield each as it ends."""
+def begun_cell(size: Size, cell: Cell, folder: Path, until: float) -> Outcome:
+    """Train a cell, or what is left of one that was cut short."""
+    named = repr((size.name, setting_text(cell.setting), cell.rate, cell.seed)).encode()
+    file = folder / "begun" / f"{hashlib.sha256(named).hexdigest()[:16]}.safetensors"
+    begun = Begun(until, file if size.model else None, say if size.model else None)
+    outcome = train(size, cell.setting, cell.rate, cell.seed, folder, begun)
+    if outcome.done == 1:
+        file.unlink(missing_ok=True)
+    return outcome
+
+
+def ended(
+    size: Size, wanted: list[Cell], folder: Path, workers: int, until: float
+) -> Iterator[tuple[Cell, Outcome]]:
+    """Train the cells until some time; yield each as it ends, or is cut short."""
     if workers == 1:
-        yield from ((cell, train(size, cell.setting, cell.rate, cell.seed, folder)) for cell in wanted)
+        for cell in wanted:
+            if time.monotonic() < until:
+                yield cell, begun_cell(size, cell, folder, until)
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(train, size, c.setting, c.rate, c.seed, folder): c for c in wanted}
+        waiting = {pool.submit(begun_cell, size, cell, folder, until): cell for cell in wanted}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
 
 
-def run(size: Size, wanted: list[Cell], folder: Path, results: Path, workers: int) -> None:
+@dataclass(frozen=True)
+class Place:
+    """Where cells are trained and kept, and until when."""
+
+    folder: Path
+    results: Path
+    workers: int
+    until: float
+
+
+def run(size: Size, wanted: list[Cell], place: Place) -> None:
     """Train those of the cells that are not in the file yet."""
-    there = read(results, size)
+    there = read(place.results, size)
     lacking = [cell for cell in dict.fromkeys(wanted) if cell not in there]
-    if lacking:
-        base(size, folder)  # once, before several processes want it
-    for cell, outcome in ended(size, lacking, folder, workers):
-        write(results, size, cell, outcome)
+    if lacking and not size.model:
+        base(size, place.folder)  # once, before several processes want it
+    for cell, outcome in ended(size, lacking, place.folder, place.workers, place.until):
+        write(place.results, size, cell, outcome)
         what = ", ".join(f"{name}={value}" for name, value in changed(cell.setting).items()) or "cocktail"
         losses = f"{outcome.loss:.4f}, with all that was unsent {outcome.mean:.4f}"
         which = f"{what}; rate {cell.rate:g}, seed {cell.seed}"
-        print(f"{which}: {losses}, {outcome.ratio:.1f}x, {outcome.seconds:.0f} s", flush=True)
+        cut = f", cut short after {outcome.done:.0%} of its steps" if outcome.done < 1 else ""
+        print(f"{which}: {losses}, {outcome.ratio:.1f}x, {outcome.seconds:.0f} s{cut}", flush=True)
 
 
 def show(size: Size, results: Path) -> None:
     found = read(results, size)
+    if size.model:
+        print(language(found, read(results, size, cut=True)))
+        return
     for table in TABLES:
         if text := markdown(found, table):
             print(text)
@@ -84,38 +113,64 @@ def options() -> argparse.ArgumentParser:
     asked.add_argument(
         "--same-rate", action="store_true", help="ways at the rates of all-reduce, --seeds each"
     )
-    asked.add_argument("--row", type=row_named, help="a row of README's table, by its name or a part of it")
+    asked.add_argument("--row", help="a row of README's tables, by its name or a part of it")
     asked.add_argument("--cell", type=setting_of, action="append", help="NAME=VALUE,... as in a recipe")
     asked.add_argument("--rates", type=float, nargs="+", default=[2e-3])
     asked.add_argument("--seeds", type=int, nargs="+", default=[1])
     asked.add_argument("--folder", type=Path, default=home, help="for the pre-trained model")
     asked.add_argument("--results", type=Path, default=home / "results.jsonl")
+    asked.add_argument("--minutes", type=float, default=float("inf"), help="a cell is cut short then")
     for field in fields(Size):
         name, usual = field.name.replace("_", "-"), field.default
-        asked.add_argument(f"--{name}", type=type(usual), default=usual)
+        asked.add_argument(f"--{name}", type=type(usual), help=f"usual: {usual or 'none'}")
     return asked
 
 
 def main() -> None:
     given = options().parse_args()
-    size = QUICK if given.quick else Size(**{f.name: getattr(given, f.name) for f in fields(Size)})
-    where = given.folder, given.results, given.workers
+    size = QUICK if given.quick else size_of(given)
+    place = Place(given.folder, given.results, given.workers, time.monotonic() + 60 * given.minutes)
     if given.quick:
-        run(size, cells([REFERENCE.setting, COCKTAIL], [2e-3], [1]), *where)
+        run(size, cells([REFERENCE.setting, COCKTAIL], [2e-3], [1]), place)
     elif given.row:
-        known = shipped(size)
-        for row in (REFERENCE, given.row):
-            run(size, cells([row.setting], [best_rate(known, row)], given.seeds), *where)
+        for setting, rate in ways_of(given.row, size):
+            run(size, cells([setting], [rate], given.seeds), place)
     elif given.cell:
-        run(size, cells(given.cell, given.rates, given.seeds), *where)
+        run(size, cells(given.cell, given.rates, given.seeds), place)
     elif given.same_rate:
         for table in SAME_RATE:
             ways = [table.reference, *(row.setting for row in table.rows)]
-            run(table.size, cells(ways, table.rates, given.seeds), *where)
+            run(table.size, cells(ways, table.rates, given.seeds), place)
+    elif size.model and not given.show:
+        run(size, LANGUAGE_CELLS, place)
     elif not given.show:
-        while wanted := missing(read(given.results, size)):
-            run(size, wanted, *where)
+        while (wanted := missing(read(given.results, size))) and time.monotonic() < place.until:
+            run(size, wanted, place)
     show(size, given.results)
+
+
+def ways_of(name: str, size: Size) -> list[tuple[Setting, float]]:
+    """Find a row of README by its name, and what it is compared with, each at its rate."""
+    try:
+        if size.model:
+            way = way_named(name)
+            return [(one, way.rate) for one in (way.reference, way.setting)]
+        known = shipped(size)
+        return [(row.setting, best_rate(known, row)) for row in (REFERENCE, row_named(name))]
+    except argparse.ArgumentTypeError as error:
+        raise SystemExit(f"--row: {error}") from None
+
+
+def size_of(given: argparse.Namespace) -> Size:
+    """Take the sizes that were given; of a language model the others are those of README's rows."""
+    usual = LANGUAGE if given.model else Size()
+    told = {field.name: getattr(given, field.name) for field in fields(Size)}
+    size = replace(usual, **{name: value for name, value in told.items() if value is not None})
+    if not size.model:
+        return size
+    from scripts.study.language import resolved  # imports peft
+
+    return resolved(size, given.folder)
 
 
 if __name__ == "__main__":

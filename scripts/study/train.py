@@ -13,11 +13,11 @@ import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from pydoc_data import topics
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -47,16 +47,16 @@ from recipes.training import (
 )
 from recipes.weight_files import FlatParameters
 from scripts.study.adapters import Adapters
-from scripts.study.eigenbasis import FixedEigenbasis, TurnedUpdate
+from scripts.study.begun import Begun
+from scripts.study.device_exchange import DeviceExchange
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
-BASIS_SEED = 77  # of the rows that a fixed basis is found on
 WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight
 Optim = Literal["adamw_torch_fused", "muon", "soap", "adafactor", "adamw_8bit", "sgd"]
 ADAMW: Final = "adamw_torch_fused"
 CLIP = 1.0  # of the gradient's norm
-EVALS = 4  # held-out losses on a quarter of the text, along the way
+EVALS = 4  # held-out losses on a quarter of the text, along the way; of a language model 8
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ class Size:
     steps: int = 1600
     base_steps: int = 4000  # of the pre-training, with twice as many rows
     device: str = "cpu"
+    model: str = ""  # a folder of a causal language model, or `smollm2`; "": the study's own
+    text: str = ""  # a folder of documents for it, or a file of their tokens; "": this machine's manual pages
+    held: int = 128  # held-out rows of each half, of a language model
 
     @property
     def base_name(self) -> str:
@@ -77,7 +80,14 @@ class Size:
 
     @property
     def name(self) -> str:
+        if self.model:
+            return f"{Path(self.text).stem}-{self.length}x{self.rows}x{self.steps}"
         return f"{self.base_name}-{self.rows}x{self.steps}"
+
+    @property
+    def evals(self) -> int:
+        """Count the held-out losses along the way."""
+        return 8 if self.model else EVALS
 
 
 # key of a recipe -> name of a setting
@@ -114,11 +124,15 @@ class Setting:
     rows: int = 0  # of a step, where it is not the study's
     optim: Optim = ADAMW
     matrix_momentum: float = 0.95  # of Muon
-    basis: int = 0  # 1: Adam works in a fixed eigenbasis of the pre-trained model's gradients
     lora: int = 0  # rank of adapters, which are trained in place of the model; 0: none
     shares: str = ""  # rows of each peer, as `1:7`; "": equal ones
     turns: str = ""  # how many of the peers there are in each part of the run, as `2:8:2`; "": all
     own_noise: int = 1  # 1: peers divide by the noise of their own samples; 0: by that of the step's mean
+
+    @property
+    def by_vectors(self) -> bool:
+        """Tell whether a `DeviceExchange` can do it."""
+        return self.staleness < 2 and not (self.masked or self.uncompressed or self.dropped or self.turns)
 
     @property
     def compression(self) -> Compression:
@@ -144,17 +158,17 @@ class Outcome:
     residual: float  # mean length of x_i - x' at the end, over the length of x' - x_0
     seconds: float  # of processor time
     halves: tuple[float, ...] = ()  # of x': the half that settings are chosen on, the half that is reported
+    done: float = 1.0  # share of the steps; below 1: the cell was cut short
+    choice: float = 0.0  # share of the right one of four continuations, of a language model
+    other: float = 0.0  # loss on another text, which it was not trained on
 
 
 class Text:
-    """Bytes of a text in windows."""
+    """Bytes of a text, or its tokens, in windows."""
 
-    def __init__(self, raw: bytes, length: int) -> None:
-        self.raw, self.length = torch.frombuffer(bytearray(raw), dtype=torch.uint8), length
-
-    def slice(self, start: int, stop: int) -> Text:
-        """Take the bytes start .. stop - 1 as a text."""
-        return Text(bytes(self.raw[start:stop].tolist()), self.length)
+    def __init__(self, raw: bytes | Tensor, length: int) -> None:
+        self.raw = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if isinstance(raw, bytes) else raw
+        self.length = length
 
     def rows(self, count: int, seed: int, step: int) -> Tensor:
         """Draw (count, length) windows from anywhere, the same for each method."""
@@ -233,18 +247,6 @@ def base(size: Size, folder: Path) -> Tensor:
     return load_file(path)["vector"].to(size.device)
 
 
-def fixed_basis(size: Size, start: Tensor, text: Text, batches: int = 32) -> FixedEigenbasis:
-    """Find the eigenbasis of the pre-trained model's gradients, a row at a time, on text to train on."""
-    flat = new_model(size)
-    models = Models(flat.model.config, flat.layout, size.length, size.device)
-    basis = FixedEigenbasis(flat.layout)
-    for batch in range(batches):
-        rows = text.rows(16, BASIS_SEED, batch)
-        basis.add(models.gradients([start] * len(rows), [row[None] for row in rows])[0])
-    basis.close()
-    return basis
-
-
 class SharedGlobalModel(GlobalModel):
     """The global model of all peers, equal to the bit: stored once, and sampled once a round."""
 
@@ -269,36 +271,43 @@ class Peer:
         setting: Setting,
         global_model: GlobalModel,
         training: Training,
-        basis: FixedEigenbasis | None,
+        embeddings: frozenset[int],
     ) -> None:
         self.flat = flat
         self.flat.take(global_model.vector)
         self.worker = Worker(self.flat.vector, global_model, decay=setting.error_decay)
-        self.turned = None if basis is None else TurnedUpdate(basis)
-        trained = self.flat.masters if self.turned is None else self.turned.parameters
-        self.optimizer = build_optimizer(trained, training, embeddings_of(self.flat.model))
-        self.noise = GradientNoise(positions_of(self.flat.layout), training.adam_beta2)
+        self.optimizer = build_optimizer(flat.masters, training, embeddings)
+        self.noise = GradientNoise(positions_of(flat.layout), training.adam_beta2, flat.vector.device)
         self.linear, self.steps = training.optim in LINEAR, 0
         if setting.masked:
-            self.worker.on_taken = partial(mask_momentum, self.optimizer, trained, self.flat.layout.offsets)
+            masks = partial(mask_momentum, self.optimizer, flat.masters, flat.layout.offsets)
+            self.worker.on_taken = masks
 
-    def step(self, grad: Tensor, rate: float, beta1: float) -> None:
+    def step(self, grad: Tensor, half: tuple[float, Tensor] | None, rate: float, beta1: float) -> None:
+        """Step with a gradient (P,), of which `half` is a share and that part's sample. The device is waited
+        for only where the noise is measured."""
         self.flat.grad.copy_(grad)
         limit = CLIP * self.noise.sums.norms(self.noise.share)
-        norm = self.flat.clip(limit)
-        self.noise.scaled(min(1.0, limit / (norm + 1e-6)))
+        norms = torch._foreach_norm(self.flat.layout.views(self.flat.grad))
+        clipped = (limit / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
+        self.flat.grad.mul_(clipped)
+        if half is not None:
+            self.noise.partly(half[0], half[1] * clipped)
         longer = 1.0 if self.linear else self.noise.sums.factor
         self.steps += 1
         if self.noise.wanted:
             self.noise.take(self.flat.grad[self.noise.positions])
         self.noise.observe()
         set_learning_rate(self.optimizer, rate, beta1, longer)
-        if self.turned is None:
-            self.optimizer.step()
-            return
-        self.turned.take(self.flat.grad)
         self.optimizer.step()
-        self.turned.add_to(self.flat.vector)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A round that has begun: packets by peer, or the peers' deltas on a device."""
+
+    packets: list[DecodedPacket] = field(default_factory=list)
+    deltas: tuple[Sample, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -310,47 +319,83 @@ class RoundInFlight:
     late: set[int]  # peers whose packets came too late
 
 
+class Model(Protocol):
+    """What is trained: a vector, and its losses."""
+
+    start: Tensor  # (P,) x_0
+    embeddings: frozenset[int]  # numbers of its parameters that are embeddings or the head
+
+    def new_flat(self) -> FlatParameters:
+        """Make the parameters of a peer's own."""
+
+    def gradients(self, vectors: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+        """Compute the gradients (N, P) of the vectors' mean losses, each over its own rows (B, T)."""
+
+    def loss(self, vector: Tensor, rows: Tensor) -> float:
+        """Measure the mean loss of a vector over rows."""
+
+
+class ByteModel:
+    """The study's own model: GPT-NeoX on bytes, or its adapters. A `Model`.
+
+    Args:
+        start: the pre-trained one, (P,).
+        rank: of adapters; 0: the model itself is trained.
+    """
+
+    def __init__(self, size: Size, start: Tensor, rank: int = 0) -> None:
+        self.whole = new_model(size)  # to run any model in
+        self.adapters = Adapters(self.whole.layout, start, rank) if rank else None
+        self.start, whole = start, None  # what makes a model of the vector
+        self.new_flat = partial(new_model, size)
+        self.embeddings = embeddings_of(self.whole.model)
+        if self.adapters is not None:
+            self.start, whole, self.embeddings = self.adapters.first, self.adapters.whole, frozenset()
+            self.new_flat = self.adapters.new_flat
+        self.models = Models(self.whole.model.config, self.whole.layout, size.length, size.device, whole)
+
+    def gradients(self, vectors: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+        return self.models.gradients(vectors, rows)[0]
+
+    def loss(self, vector: Tensor, rows: Tensor) -> float:
+        model = vector if self.adapters is None else self.adapters.whole(vector[None])[0]
+        return loss_at(self.whole, model, rows)
+
+
 class Swarm:
-    """N peers and the aggregator of all shards, in lockstep: no clock, no sockets, one thread."""
+    """N peers and the aggregator of all shards, in lockstep: no clock, no sockets, one thread.
+
+    Args:
+        on_device: they exchange vectors on their device in the place of packets; None: if it is a GPU, and
+            the setting allows it.
+    """
 
     def __init__(
-        self,
-        size: Size,
-        setting: Setting,
-        start: Tensor,
-        training: Training,
-        basis: FixedEigenbasis | None = None,
+        self, model: Model, setting: Setting, training: Training, on_device: bool | None = None
     ) -> None:
-        self.setting, self.seed, self.training, self.basis = setting, training.seed, training, basis
+        self.model, self.setting, self.seed, self.training = model, setting, training.seed, training
         mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
-        self.outer = outer
-        self.whole = new_model(size)  # to run any model in
-        self.adapters = Adapters(self.whole.layout, start, setting.lora) if setting.lora else None
-        self.trained, whole = start, None  # x_0, and what makes a model of it
-        if self.adapters is not None:
-            self.trained, whole = self.adapters.first, self.adapters.whole
-        self.models = Models(self.whole.model.config, self.whole.layout, size.length, size.device, whole)
+        self.outer, self.trained = outer, model.start
         self.global_model = SharedGlobalModel(self.trained.clone(), mix, training.seed)
-        self.new_flat = partial(new_model, size) if self.adapters is None else self.adapters.new_flat
         self.turns = [int(count) for count in setting.turns.split(":") if count] or [max(setting.peers, 1)]
         self.peers = [self.new_peer() for _ in range(self.turns[0])]
         self.aggregator = Aggregator(self.trained.numel(), mix, training.seed, outer=outer)
         self.up = self.down = self.round = 0
         self.flights: deque[RoundInFlight] = deque()  # with a staleness of S never more than S
+        if on_device is None:
+            on_device = self.trained.is_cuda and setting.by_vectors
+        made = DeviceExchange(self.global_model, outer, setting.error_decay) if on_device else None
+        self.on_device = made
 
     def new_peer(self) -> Peer:
         """Make a peer that begins at the global model."""
-        return Peer(self.new_flat(), self.setting, self.global_model, self.training, self.basis)
+        parameters, model = self.model.new_flat(), self.model
+        return Peer(parameters, self.setting, self.global_model, self.training, model.embeddings)
 
     @property
     def shared(self) -> Tensor:
         """The global model (P,); of all-reduce the one model there is."""
         return self.global_model.vector if self.setting.peers else self.peers[0].flat.vector
-
-    def loss(self, vector: Tensor, rows: Tensor) -> float:
-        """Measure the loss of what a vector of trained parameters makes."""
-        model = vector if self.adapters is None else self.adapters.whole(vector[None])[0]
-        return loss_at(self.whole, model, rows)
 
     def attend(self, share: float) -> None:
         """Let peers join at x', or hand over their residuals and leave, as it is after a share of the run."""
@@ -374,37 +419,57 @@ class Swarm:
         self.weights = [float(len(part)) for part in parts]  # of the packets that hold this step
         for size in {len(part) for part in parts}:  # together, those with as many rows
             alike = [(peer, part) for peer, part in zip(peers, parts, strict=True) if len(part) == size]
-            grads = self.gradients(alike, 1.0 if self.setting.own_noise else size / len(rows))
-            for (peer, _), grad in zip(alike, grads, strict=True):
-                peer.step(grad, share * rate, share * self.setting.beta1)
+            grads, halves = self.gradients(alike, 1.0 if self.setting.own_noise else size / len(rows))
+            for (peer, _), grad, half in zip(alike, grads, halves, strict=True):
+                peer.step(grad, half, share * rate, share * self.setting.beta1)
 
-    def gradients(self, alike: Sequence[tuple[Peer, Tensor]], share: float) -> Tensor:
-        """Compute the gradients (N, P) of peers on their rows, in halves where their noise is measured."""
+    def gradients(
+        self, alike: Sequence[tuple[Peer, Tensor]], share: float
+    ) -> tuple[Tensor, list[tuple[float, Tensor] | None]]:
+        """Compute the gradients (N, P) of peers on their rows; where their noise is measured in halves, and
+        how much of them the first is, with its sample."""
         vectors, size = [peer.flat.vector for peer, _ in alike], len(alike[0][1])
         first = size // 2 if share < 1 and compared_in(alike[0][0].steps) else 0
         cuts = [(0, first), (first, size)] if first else [(0, size)]
         total = torch.zeros(len(alike), len(vectors[0]), device=vectors[0].device)
+        halves: list[tuple[float, Tensor] | None] = [None] * len(alike)
         for peer, _ in alike:
             peer.noise.begin(share)
         for start, stop in cuts:
-            grads, _ = self.models.gradients(vectors, [part[start:stop] for _, part in alike])
+            grads = self.model.gradients(vectors, [part[start:stop] for _, part in alike])
             total += grads * ((stop - start) / size)
-            for (peer, _), grad in zip(alike, total, strict=True):
-                peer.noise.partly(stop / size, grad[peer.noise.positions])
-        return total
+            if stop < size:
+                both = zip(alike, total, strict=True)
+                halves = [(stop / size, grad[peer.noise.positions]) for (peer, _), grad in both]
+        return total, halves
 
-    def start(self) -> list[DecodedPacket]:
+    def start(self) -> Started:
         """Encode the packets of a round, without what is in flight (lines 1 and 2)."""
-        return [
+        if self.on_device is not None:
+            return Started(deltas=self.on_device.start(self.vectors, self.round))
+        packets = [
             peer.worker.start(
                 round=self.round, in_flight=[f.packets[i] for f in self.flights if i not in f.late]
             )
             for i, peer in enumerate(self.peers)
         ]
+        return Started(packets)
 
-    def exchange(self, packets: list[DecodedPacket], late: set[int]) -> None:
+    @property
+    def vectors(self) -> list[Tensor]:
+        """Every x_i."""
+        return [peer.flat.vector for peer in self.peers]
+
+    def exchange(self, started: Started, late: set[int]) -> None:
         """Aggregate a round without the late packets (lines 3 and 4), and apply old aggregates, so that less
         than S are in flight."""
+        packets = started.packets
+        if self.on_device is not None and started.deltas is not None:
+            self.on_device.finish(self.vectors, started.deltas, self.weights)
+            self.up += self.on_device.up * len(self.peers)
+            self.down += self.on_device.down
+            self.round += 1
+            return
         weighted = zip(packets, self.weights, strict=True)
         taken = [(str(i), one.packet, w) for i, (one, w) in enumerate(weighted) if i not in late]
         flight = RoundInFlight(self.aggregator.step(self.round, taken), packets, late)
@@ -429,71 +494,119 @@ class Swarm:
         late = set(torch.nonzero(drawn).flatten().tolist())
         return late if len(late) < len(self.peers) else late - {self.round % len(self.peers)}
 
+    def feedback(self) -> Iterator[tuple[str, Tensor]]:
+        """Name the aggregator's e and v."""
+        if self.on_device is not None:
+            yield from (("error.0", self.on_device.error), ("momentum.0", self.on_device.momentum))
+            return
+        for number, shard in self.aggregator.assigned.items():
+            yield f"error.{number}", shard.error
+            yield f"momentum.{number}", shard.momentum
+
     def model_with_all_residuals(self) -> Tensor:
         """Compute mean_i x_i + e (P,): the model as if nothing were unsent."""
         if not self.setting.peers:
             return self.shared
-        total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
+        total = torch.stack(self.vectors).mean(0)
+        if self.on_device is not None:
+            return total + self.on_device.error
         for number, shard in self.aggregator.assigned.items():
             self.aggregator.shards[number].of(total).add_(shard.error.to(total.device))
         return total
 
 
-def train(size: Size, setting: Setting, rate: float, seed: int, folder: Path) -> Outcome:
-    """Train one cell."""
+def train(
+    size: Size, setting: Setting, rate: float, seed: int, folder: Path, begun: Begun | None = None
+) -> Outcome:
+    """Train one cell; at a rate of 0 the untouched model is measured."""
+    begun, began = begun or Begun(), time.process_time()
+    model, texts = prepared(size, setting, folder)
+    training = setting.training(rate or 1e-3, seed, size.steps)
+    swarm = Swarm(model, setting, training)
+    begun.load(swarm)
+    every = steps(size, swarm, texts.text, learning_rate(training, size.steps), begun.step)
+    for step in every if rate else ():
+        begun.step = step + 1
+        if step * size.evals // size.steps != (step + 1) * size.evals // size.steps:
+            begun.measured(model.loss(swarm.shared, texts.along), begun.step / size.steps)
+        if begun.step < size.steps:
+            begun.save(swarm, begun.step, time.process_time() - began)
+            if begun.over and not begun.step % setting.local_steps:
+                break
+    seconds = begun.seconds + time.process_time() - began
+    return outcome(size, swarm, texts, begun.curve, seconds, begun.step / size.steps if rate else 1.0)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a cell is trained on, and measured on."""
+
+    text: Text
+    halves: tuple[Tensor, Tensor]  # rows on which settings are chosen, and rows that are reported
+    along: Tensor  # rows of losses along the way
+    beyond: Callable[[Tensor], dict[str, float]] = lambda _: {}  # further fields of an outcome
+
+
+def prepared(size: Size, setting: Setting, folder: Path) -> tuple[Model, Texts]:
+    """Load the model and the texts of a cell."""
+    if size.model:
+        from scripts.study import language  # imports peft
+
+        return language.prepared(size, setting.lora, folder)
     torch.set_num_threads(1)
     text, held = documentation(size.length)
-    start, held_rows = base(size, folder), held.all()
-    training = setting.training(rate, seed, size.steps)
-    began = time.process_time()
-    basis = fixed_basis(size, start, text) if setting.basis else None
-    swarm = Swarm(size, setting, start, training, basis)
-    curve = list[float]()
-    for step in steps(size, swarm, text, learning_rate(training, size.steps)):
-        if step * EVALS // size.steps != (step + 1) * EVALS // size.steps:
-            curve.append(swarm.loss(swarm.shared, held_rows[::4]))
-    return outcome(size, swarm, held_rows, curve, time.process_time() - began)
+    rows = held.all()
+    # whole stretches go in turn to each half, so that no document is in both
+    first = torch.arange(len(rows)) // (STRETCH // size.length) % 2 == 0
+    return ByteModel(size, base(size, folder), setting.lora), Texts(
+        text, (rows[first], rows[~first]), rows[::4]
+    )
 
 
-def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) -> Iterator[int]:
-    """Take all steps, with an exchange after each H of them. With staleness S its packets are made before
-    those steps, and the aggregate arrives S rounds later. One more round delivers the last steps, and the
-    rounds in flight are brought home.
+def steps(
+    size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float], begin: int = 0
+) -> Iterator[int]:
+    """Take all steps from `begin` on, with an exchange after each H of them. With staleness S its packets are
+    made before those steps, and the aggregate arrives S rounds later. One more round delivers the last steps,
+    and the rounds in flight are brought home.
     """
     setting = swarm.setting
     stale = bool(setting.peers and setting.staleness)
     last = size.steps + (setting.local_steps if stale else 0)
-    for first in range(0, last, setting.local_steps):
+    for first in range(begin, last, setting.local_steps):
         swarm.attend(first / size.steps)
-        packets = swarm.start() if stale else []
+        started = swarm.start() if stale else None
         for step in range(first, min(first + setting.local_steps, size.steps)):
             rows = text.rows(setting.rows or size.rows, swarm.seed, step)
             swarm.step(rows, rate(step))
             if step + 1 < min(first + setting.local_steps, size.steps):
                 yield step
         if setting.peers:
-            swarm.exchange(packets or swarm.start(), swarm.late())
+            swarm.exchange(started or swarm.start(), swarm.late())
         if first < size.steps:
             yield min(first + setting.local_steps, size.steps) - 1
     swarm.apply(0)
 
 
-def halves_of(size: Size, swarm: Swarm, vector: Tensor, rows: Tensor) -> tuple[float, tuple[float, ...]]:
-    """Compute the held-out loss on all rows; and on the half that settings are chosen on, and on the other,
-    which is reported. Whole stretches go in turn to each, so that no document is in both."""
-    first = torch.arange(len(rows)) // (STRETCH // size.length) % 2 == 0
-    halves = tuple(swarm.loss(vector, rows[half]) for half in (first, ~first))
-    share = float(first.float().mean())
-    return share * halves[0] + (1 - share) * halves[1], halves
+def outcome(
+    size: Size, swarm: Swarm, texts: Texts, curve: tuple[float, ...], seconds: float, done: float
+) -> Outcome:
+    model, peers, took = swarm.model, max(swarm.setting.peers, 1), max(done * size.steps, 1)
 
+    def measured(vector: Tensor) -> tuple[float, ...]:
+        return tuple(model.loss(vector, half) for half in texts.halves)
 
-def outcome(size: Size, swarm: Swarm, rows: Tensor, curve: list[float], seconds: float) -> Outcome:
-    peers, start = max(swarm.setting.peers, 1), swarm.trained
-    loss, halves = halves_of(size, swarm, swarm.shared, rows)
-    mean = swarm.loss(swarm.model_with_all_residuals(), rows) if swarm.setting.peers else loss
-    up, down = swarm.up / peers / size.steps, swarm.down / size.steps
-    moved = float(torch.dist(swarm.shared, start))
+    def over_all(losses: tuple[float, ...]) -> float:
+        rows = [len(half) for half in texts.halves]
+        return sum(loss * count for loss, count in zip(losses, rows, strict=True)) / sum(rows)
+
+    halves = measured(swarm.shared)
+    loss = over_all(halves)
+    mean = over_all(measured(swarm.model_with_all_residuals())) if swarm.setting.peers else loss
+    up, down = swarm.up / peers / took, swarm.down / took
+    moved = max(float(torch.dist(swarm.shared, swarm.trained)), 1e-30)
     residual = sum(peer.worker.residual_norm() for peer in swarm.peers) / len(swarm.peers) / moved
-    fp16 = 2 * 2 * start.numel()  # bytes of a step, both ways
-    ratio = fp16 / (up + down) if swarm.setting.peers else 0.5
-    return Outcome(loss, mean, tuple(curve), up, down, ratio, residual, seconds, halves)
+    fp16 = 2 * 2 * swarm.trained.numel()  # bytes of a step, both ways
+    ratio = fp16 / max(up + down, 1) if swarm.setting.peers else 0.5
+    found = Outcome(loss, mean, curve, up, down, ratio, residual, seconds, halves, done)
+    return replace(found, **texts.beyond(swarm.shared))

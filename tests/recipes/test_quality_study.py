@@ -11,7 +11,6 @@ from recipes.config import Compression, Training
 from recipes.training import learning_rate
 from scripts import ROOT
 from scripts.study.cells import Cell, read, setting_of, setting_text, shipped
-from scripts.study.eigenbasis import FixedEigenbasis
 from scripts.study.model import Models
 from scripts.study.plan import (
     DGC,
@@ -28,9 +27,10 @@ from scripts.study.plan import (
     missing,
     row_named,
 )
-from scripts.study.run import QUICK, run
+from scripts.study.run import QUICK, Place, run
 from scripts.study.tables import markdown, optimizers
 from scripts.study.train import (
+    ByteModel,
     Outcome,
     Setting,
     Size,
@@ -77,7 +77,7 @@ def test_without_loss_two_peers_are_their_average(tmp_path: Path) -> None:
     text, held = documentation(QUICK.length)
     training = TWO.training(2e-3, 1, QUICK.steps)
     rate = learning_rate(training, QUICK.steps)
-    swarm = Swarm(QUICK, TWO, base(QUICK, tmp_path), training)
+    swarm = Swarm(ByteModel(QUICK, base(QUICK, tmp_path)), TWO, training)
     both = [peer.flat.vector for peer in swarm.peers]
     for step in range(QUICK.steps):
         swarm.step(text.rows(QUICK.rows, 1, step), rate(step))
@@ -123,8 +123,8 @@ def test_a_cell_is_made_once_and_found_again(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     cell = Cell(Setting(bits=2, local_steps=2, dropped=0.3), 2e-3, 1)
 
-    run(QUICK, [cell], tmp_path, results, 1)
-    run(QUICK, [cell], tmp_path, results, 1)
+    for _ in range(2):
+        run(QUICK, [cell], Place(tmp_path, results, 1, float("inf")))
 
     assert len(results.read_text().splitlines()) == 1
     (there, outcome), *_ = read(results, QUICK).items()
@@ -178,23 +178,6 @@ def test_the_plan_finds_each_rows_best_rate_and_ends() -> None:
             assert all(Cell(row.setting, best_rate(found, row), seed) in found for seed in table.seeds)
     assert len([c for c in found if c.setting == REFERENCE.setting and c.seed == SEEDS[1]]) == 1
     assert markdown(found, TABLES[0]).count("\n| ") >= len(TABLES[0].all)
-
-
-def test_a_fixed_eigenbasis_turns_gradients_and_back_and_separates_their_directions() -> None:
-    """In the basis of its own gradients the covariance of a matrix's rows is diagonal."""
-    layout = new_model(QUICK).layout
-    basis = FixedEigenbasis(layout)
-    gradients = torch.randn(64, layout.size, generator=torch.Generator().manual_seed(1))
-    basis.add(gradients)
-    basis.close()
-
-    turned = torch.stack([basis.rotate(one) for one in gradients])
-
-    assert torch.allclose(torch.stack([basis.rotate(one, back=True) for one in turned]), gradients, atol=1e-4)
-    first = next(iter(basis.bases))
-    matrices = torch.stack([layout.views(one)[first] for one in turned])
-    rows = torch.einsum("sij,skj->ik", matrices, matrices)
-    assert float((rows - rows.diag().diag()).abs().max()) < 1e-4 * float(rows.abs().max())
 
 
 def test_optimizers_are_compared_at_rates_that_the_other_half_chose() -> None:

@@ -9,6 +9,9 @@ host does the work. Set TRITON_INTERPRET=1 to run the kernels on the CPU, as the
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -45,6 +48,18 @@ def _tried(index: int) -> str | None:
         raise
     except Exception as error:  # no compiler, no headers, no driver, an old GPU: each has errors of its own
         return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def in_threads(work: Callable[[int], object], starts: Sequence[int]) -> None:
+    """Call `work` with each of these, by as many threads as torch has. It writes where no other call does,
+    and leaves the interpreter's lock."""
+    threads = min(torch.get_num_threads(), len(starts))
+    if threads < 2:
+        for start in starts:
+            work(start)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        deque(pool.map(work, starts), maxlen=0)  # raises what a call has raised
 
 
 def compiled(size: int) -> ModuleType | None:

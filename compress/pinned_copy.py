@@ -11,7 +11,19 @@ def brought(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     give it windows, since pinned memory is taken in powers of two."""
     if x.device.type != "cpu" or device.type != "cuda":
         return x.to(device)
-    return x.pin_memory().to(device, non_blocking=True)
+    try:
+        x = x.pin_memory()
+    except RuntimeError:  # the system lets no more be pinned: it is waited for
+        return x.to(device)
+    return x.to(device, non_blocking=True)
+
+
+def staging(size: int, device: torch.device) -> torch.Tensor:
+    """Allocate (size,) float32 on the host for what is to be brought to a device: pinned, if it may be."""
+    try:
+        return torch.empty(size, pin_memory=device.type == "cuda")
+    except RuntimeError:
+        return torch.empty(size)
 
 
 def array_brought(array: np.ndarray, device: torch.device) -> torch.Tensor:

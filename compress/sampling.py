@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.backends import compiled, usable
+from compress.backends import compiled, in_threads, usable
 from compress.fingerprint import fingerprint_change, fingerprint_tables
 from compress.packet import Update
 from compress.pinned_copy import brought
@@ -117,6 +117,7 @@ def _turned(at: Any, by: Any, size: int, sign: int) -> Any:
 
 UNITS_PER_ROUND = 16  # small vectors get smaller blocks, so that rounds stay even in size
 RANGE = 1 << 12  # elements of a unit, where a sample is one range
+TAKEN = 1 << 20  # elements that a thread copies
 CHUNK = 1 << 15  # units or elements at a time: two such arrays stay in a core's L2
 
 
@@ -231,11 +232,17 @@ class Sample:
             size = min(step * self.block_size, self.m - start)
             yield start, Sample(self.n, self.block_size, self.units[first : first + step], size)
 
-    def take(self, x: torch.Tensor) -> torch.Tensor:
-        """Copy the sample of x, (n,) -> (m,); only that is read."""
+    def take(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy the sample of x, (n,) -> (m,), to `out` or a new tensor. Only that is read, and on the host by
+        as many threads as torch has."""
         self._check(x, self.n, "the full vector", (torch.float32, torch.bfloat16))
-        out = torch.empty(self.m, dtype=x.dtype, device=x.device)
-        torch.index_select(self._rows(x), 0, self._whole(x.device), out=self._rows(out))
+        out = torch.empty(self.m, dtype=x.dtype, device=x.device) if out is None else out
+        if x.device.type == "cpu":
+            kind = torch.int16 if x.dtype == torch.bfloat16 else torch.int32
+            rows, to = (self._rows(part.view(kind)).numpy() for part in (x, out))
+            _take_rows(rows, self._whole(x.device).numpy(), to)
+        else:
+            torch.index_select(self._rows(x), 0, self._whole(x.device), out=self._rows(out))
         self._short_block(out).copy_(self._short_block(x))
         return out
 
@@ -379,6 +386,17 @@ def _units_at(places: torch.Tensor, count: int, key: list[int]) -> torch.Tensor:
         units[start : start + CHUNK] = permute(places[start : start + CHUNK].numpy(), count, key)
     units.sort()
     return torch.from_numpy(units)
+
+
+def _take_rows(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """Copy x[rows] to out; x: (r, block), rows: (u,), out: (u, block)."""
+    # NumPy: its take keeps no lock of the interpreter, and is a third faster than torch's index_select
+    step = max(TAKEN // x.shape[1], 1)
+
+    def take(start: int) -> None:
+        x.take(rows[start : start + step], axis=0, out=out[start : start + step], mode="clip")
+
+    in_threads(take, range(0, len(rows), step))
 
 
 def _subtract_rows(x: np.ndarray, y: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:

@@ -48,6 +48,13 @@ def test_a_row_holds_every_promised_key_and_plausible_numbers() -> None:
     json.dumps(row)
 
 
+def test_dense_packets_of_adapters_have_rows_of_all_their_values() -> None:
+    *_, row = bench(50_000, settings=SETTINGS[:1], times=1, adapters=[300_000])
+
+    assert (row["data"], row["p"], row["K"]) == ("adapters, 0.3 M", 1.0, 1.0)
+    assert row["bits_per_param"] == pytest.approx(row["bound"], rel=0.05)
+
+
 def test_recorded_differences_make_rows_of_their_own() -> None:
     rows = bench(50_000, recorded=torch.randn(60_000), settings=SETTINGS[:2], times=1)
 

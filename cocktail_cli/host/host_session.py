@@ -39,7 +39,7 @@ from cocktail_cli.assembly import (
 )
 from cocktail_cli.errors import EXIT, Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
-from cocktail_cli.machine import FORMAT, RunRecord, check_record
+from cocktail_cli.machine import FORMAT, RunRecord, check_record, hashed_files
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp
@@ -166,7 +166,8 @@ def same_base(record: RunRecord, recipe: Recipe, origin: Mapping[str, str]) -> B
     folder, model = Path(record.base), recipe.model
     if not folder.is_dir() and cached_commit(folder) is not None:  # the cache was cleared since
         folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
-    files = base_manifest(folder, recipe.model.trust_remote_code) if folder.is_dir() else ()
+    code = model.trust_remote_code
+    files = base_manifest(folder, code, hashed_files()) if folder.is_dir() else ()
     base = Base(folder, files, Licence(**record.licence))
     if base.digest != origin["base"]:
         altered = folder / altered_base_files(origin, files)[0]
@@ -503,7 +504,7 @@ class HostSession:
                 origin = ledger.origin
         if self.resumed is None:
             fetched = self.meter(f"fetching {model.model_name_or_path}")
-            base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
+            base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched, hashed_files())
             base = replace(base, licence=self._licence_for_peers(base))
             self._pin_recipe(base)
         else:

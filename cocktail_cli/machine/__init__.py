@@ -46,6 +46,7 @@ from .run_registry import (
     cache,
     check_home,
     check_record,
+    hashed_files,
     home,
     known_runs,
     load_run,

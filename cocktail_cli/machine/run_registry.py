@@ -146,6 +146,11 @@ def cache() -> Path:
     return Path(wanted).expanduser() / "cache" if wanted else platformdirs.user_cache_path("cocktail")
 
 
+def hashed_files() -> Path:
+    """Return the folder that remembers the hashes of long files."""
+    return cache() / "hashed"
+
+
 def new_name() -> str:
     """Draw a name like `amber-otter-42`, to tell a person's runs apart; it is not globally unique."""
     dice = random.SystemRandom()

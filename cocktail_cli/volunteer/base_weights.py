@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, hubs_fault, is_fault, writing_to
-from cocktail_cli.machine import cache, locked_folder, remove_unlocked
+from cocktail_cli.machine import cache, hashed_files, locked_folder, remove_unlocked
 from cocktail_cli.ui import megabytes
 
 if TYPE_CHECKING:
@@ -129,19 +129,25 @@ def size_of(path: Path) -> int | None:
 
 
 def damaged(files: Sequence[messages.File], folder: Path, go_on: Callable[[], object]) -> list[messages.File]:
-    """List the files whose content is not what was announced. Reads them whole; `go_on` may raise."""
-    return [file for file in files if not is_intact(folder / file.name, file.size, file.sha256, go_on)]
+    """List the files whose content is not what was announced. Reads those whole that have changed since they
+    were last read; `go_on` may raise."""
+    return [file for file in files if not is_intact(folder / file.name, file, go_on)]
 
 
-def is_intact(path: Path, size: int, sha256: str, go_on: Callable[[], object] = lambda: None) -> bool:
-    if size_of(path) != size:
+def is_intact(
+    path: Path, file: messages.File | WantedFile, go_on: Callable[[], object] = lambda: None
+) -> bool:
+    """Compare a file with what was announced: by its blocks, which are hashed on all cores, or a short one as
+    a whole."""
+    from recipes.file_hashes import HASH_BLOCK, hash_file
+
+    if size_of(path) != file.size:
         return False
-    digest = hashlib.sha256()
-    with path.open("rb") as data:
-        while block := data.read(1 << 20):
-            go_on()
-            digest.update(block)
-    return digest.hexdigest() == sha256
+    by_blocks = file.size > HASH_BLOCK and file.hashes
+    found = hash_file(path, hashed_files(), not by_blocks, go_on)
+    if by_blocks:
+        return hashlib.sha256(found.blocks).hexdigest() == file.hashes
+    return found.sha256 == file.sha256
 
 
 def free_bytes(most: int | None = None) -> int:
@@ -301,7 +307,7 @@ def fetch_gated(model: Model, wanted: Sequence[WantedFile], progress: Progress) 
         raise Failure("model_invalid", said, hints=hints) from error
     for file in wanted:
         source = (here / file.path.name).resolve()
-        if not is_intact(source, file.size, file.sha256):
+        if not is_intact(source, file):
             hints = ("remove it from the Hugging Face cache and try again; else tell the run's host",)
             said = f"{file.path.name} of {name} is not the one that this run trains"
             raise Failure("rejected", said, hints=hints)

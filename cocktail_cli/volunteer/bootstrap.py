@@ -113,6 +113,8 @@ class Bootstrap:
         from recipes.training import foreign_packet
         from transport import CatchUpDownloads
 
+        if self.builder is None:
+            self.imports.device = self.limits.devices[0]
         with (
             closing(CatchUpDownloads(self.link, self.machine, self.spool, self._progress)) as supply,
             self.imports,
@@ -277,7 +279,9 @@ class Imports:
         self.recipe, self._check_made = recipe, check
         self.thread = threading.Thread(target=self.bring, name="imports", daemon=True)
         self.folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self.made = threading.Event()  # the model is known; the exchange is compiled while it is loaded
         self.error: Exception | None = None
+        self.device = "cpu"  # of the exchange: its kernels are compiled
         self.given: nn.Module | None = None  # the model that trains, where config.json does not make it
         self.parameters = self.stored = 0  # trained, and in the base: once the model is known
         self.vocabulary: int | None = None
@@ -287,7 +291,7 @@ class Imports:
             collects = gc.isenabled()
             gc.disable()  # it would look through the libraries again and again: a fifth of this time
             try:
-                from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
+                from transformers import AutoModelForCausalLM  # noqa: F401
 
                 from recipes.algorithm import compressor_of, warm_up_codec
                 from recipes.models import layers_of, meta_trained_model
@@ -306,9 +310,12 @@ class Imports:
                 self.stored = sum(p.numel() for p in model.parameters() if not (adapters and p.requires_grad))
                 self.vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
                 self._check_made(self)
-                warm_up_codec(compressor_of(self.recipe.compression), self.parameters)
+                self.made.set()
+                warm_up_codec(compressor_of(self.recipe.compression), self.parameters, self.device)
         except Exception as error:
             self.error = error
+        finally:
+            self.made.set()
 
     def read(self, folder: Path) -> None:
         """Hand over the folder in which the model's config now is."""
@@ -320,9 +327,8 @@ class Imports:
             raise self.error
 
     def wait(self, go_on: Callable[[], object]) -> None:
-        while self.thread.is_alive():
+        while not self.made.wait(0.1):
             go_on()
-            self.thread.join(0.1)
         self.check()
 
     def __enter__(self) -> Imports:

@@ -132,15 +132,20 @@ def store(peer: Peer, key: CheckpointKey, warn: Warn, most: int | None = None, p
     delete_old()
     if not peer_checkpoint.anything_of(peer):
         return 0
-    path, size = key.path, peer_checkpoint.size_of(peer)
+    path, size, least = key.path, peer_checkpoint.size_of(peer), peer_checkpoint.size_of(peer, False)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         room = shutil.disk_usage(path.parent).free
-        if size + SPARE > room:
-            raise ValueError(f"it takes {size / 1e9:.1f} GB, {room / 1e9:.1f} GB are free on {path.parent}")
-        if most is not None and size > most:
-            raise ValueError(f"it takes {size / 1e9:.1f} GB, --max-disk allows {most / 1e9:.1f} GB")
-        peer_checkpoint.keep(peer, path, asdict(key), lambda w: in_child(partial(locked, w), patience))
+        if least + SPARE > room:
+            raise ValueError(f"it takes {least / 1e9:.1f} GB, {room / 1e9:.1f} GB are free on {path.parent}")
+        if most is not None and least > most:
+            raise ValueError(f"it takes {least / 1e9:.1f} GB, --max-disk allows {most / 1e9:.1f} GB")
+        room = room - SPARE if most is None else min(room - SPARE, most)
+        if size > room:
+            warn(f"its optimizer's state is not kept: it takes {(size - least) / 1e9:.1f} GB")
+            size = least
+        child = lambda write: in_child(partial(locked, write), patience)  # noqa: E731
+        peer_checkpoint.keep(peer, path, asdict(key), child, room)
     except (OSError, ValueError, RuntimeError, MemoryError) as problem:
         if isinstance(problem, RuntimeError) and not is_full(problem):
             raise

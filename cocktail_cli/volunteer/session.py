@@ -215,7 +215,7 @@ class VolunteerSession:
         """Write the last line from beside work that cannot be interrupted."""
         if not self.said:
             what = "writing what it keeps" if self.storing else "what this machine was at"
-            self.warn(f"{what} took too long: others do this step again, its residual and optimizer are lost")
+            self.warn(f"{what} took too long: others do this step again, and what was not written is lost")
             self._end(link)
 
     def leave(self, link: PeerLink, why: str) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import log2
 
 import torch
@@ -50,15 +51,17 @@ def handoff_compressor(compressor: Cocktail, topk_ratio: float) -> Cocktail:
     return replace(everything, topk_ratio=topk_ratio, topk_chunk=0)
 
 
-def warm_up_codec(compressor: Cocktail, parameters: int) -> None:
-    """Encode and decode one packet and drop it: where the shards of so many parameters are long, the first
-    packet on a machine waits seconds for a compiler, and the first of a process for its imports."""
-    if compressor.random_ratio * parameters >= WORTH * compressor.shard_count:
-        x = torch.linspace(-1, 1, 2 * WORTH)
+def warm_up_codec(compressor: Cocktail, parameters: int, device: str = "cpu") -> None:
+    """Encode and decode one packet on the host and on a GPU, and drop it: the first packet on a machine waits
+    seconds for a compiler, and the first of a process for its imports. The host needs none where the shards
+    of so many parameters are short."""
+    long = compressor.random_ratio * parameters >= WORTH * compressor.shard_count
+    for where in (["cpu"] if long else []) + ([device] if device.startswith("cuda") else []):
+        x = torch.linspace(-1, 1, 2 * WORTH, device=where)
         sample = replace(compressor, random_ratio=0.5).draw(len(x), 0, 0)
         sent = compressor.encode(sample.difference(x, torch.zeros_like(x)))
-        sample.add_(x, decode(sent.packet, sample.m))  # both decoders are compiled as well
-        each_window(sent.update(), x.device, lambda window: sample.add_(x, window))
+        sample.add_(x, decode(sent.packet, sample.m, where))  # both decoders are compiled as well
+        each_window(sent.update(), x.device, partial(sample.add_, x))
 
 
 # ---- the adaptive rate -------------------------------------------------------------------------------------
@@ -75,6 +78,15 @@ def cost_of(compressor: Cocktail) -> float:
     k = compressor.topk_ratio
     entropy = -k * log2(k) - (1 - k) * log2(1 - k) if k < 1 else 0.0
     return k * (compressor.quant_bits + 1 / 8) + entropy
+
+
+def share_within(bits: float, compressor: Cocktail) -> float:
+    """Estimate the share K whose packet has so many bits a coordinate, with the q of a compressor."""
+    low, high = 0.0, 1.0
+    for _ in range(40 if bits < cost_of(replace(compressor, topk_ratio=1.0)) else 0):
+        half = (low + high) / 2
+        low, high = (half, high) if cost_of(replace(compressor, topk_ratio=half)) <= bits else (low, half)
+    return high
 
 
 @dataclass(frozen=True)

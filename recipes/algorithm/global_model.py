@@ -25,11 +25,13 @@ from compress import (
     split,
     within,
 )
+from compress.backends import in_threads
 
 # ---- updates on a device -----------------------------------------------------------------------------------
 
 AT_ONCE = 1 << 20  # values on a processor, whose caches hold some of it; some 60 bytes of temporaries each
 ON_GPU = 1 << 22  # values there, where a window costs some fifty launches
+SMALL = 1 << 16  # values of a window where threads share them
 LEAST = 1 << 10  # values of a window, where memory is short
 
 
@@ -54,6 +56,16 @@ def each_window(
             if size <= LEAST:
                 raise
             size //= 4
+
+
+def each_part(update: PackedUpdate | Update, work: Callable[[Update], object]) -> None:
+    """Call `work` with every window of an update, on the host, by threads and in any order."""
+    size, device = max(AT_ONCE // torch.get_num_threads(), SMALL), torch.device("cpu")
+
+    def part(start: int) -> None:
+        work(update.window(start, min(start + size, update.count), device))
+
+    in_threads(part, range(0, update.count, size))
 
 
 # ---- x' ----------------------------------------------------------------------------------------------------
@@ -161,7 +173,10 @@ class GlobalModel:
             ) -> None:
                 changes.append(update.sample.add_counted_(part, window, start, n))
 
-            each_window(update.update, device, add)
+            if device.type == "cpu":
+                each_part(update.update, add)
+            else:
+                each_window(update.update, device, add)
         if changes:
             self._fingerprint = self.fingerprint, Arriving(torch.stack(changes).sum())
         self.round += 1

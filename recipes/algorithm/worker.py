@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -42,8 +42,10 @@ from compress import (
     brought,
     join,
     one_range,
+    staging,
     topk,
 )
+from compress.backends import compiled
 from recipes.config import Recipe
 
 from .compressor import (
@@ -52,6 +54,7 @@ from .compressor import (
     compressor_of,
     fixed_rate,
     handoff_compressor,
+    share_within,
 )
 from .global_model import ON_GPU, DecodedPacket, GlobalModel, ShardUpdate, each_window
 
@@ -167,21 +170,24 @@ class Worker:
                 if self.on_taken is not None:
                     self.on_taken(update)
 
-    def handoff(self, budget: int, topk_ratio: float = 1.0) -> DecodedPacket | None:
+    def handoff(
+        self, budget: int, topk_ratio: float = 1.0, go_on: Callable[[], bool] = lambda: True
+    ) -> DecodedPacket | None:
         """Encode the largest coordinates of d_i, over all of each shard, for the aggregator's e.
 
         Args:
             budget: bytes; as many coordinates as they hold. None comes back where they hold none, or d_i is
-            0. topk_ratio: the largest share of all coordinates that is wanted.
+            0. topk_ratio: the largest share of all coordinates that is wanted. go_on: asked after each
+            window of d_i whether there is time for the next; what is behind it stays.
 
         Raises:
             NonFiniteError: as `start`.
         """
         model, base, n = self.global_model, self.global_model.compressor, self.global_model.vector.numel()
-        keep = min(topk_ratio, max(budget, 1) * 8 / (base.quant_bits * n))  # as if positions cost nothing
+        keep = min(topk_ratio, share_within(max(budget, 1) * 8 / n, base))
         everything = handoff_compressor(base, 1.0)
         samples = [(s, everything.draw(s.size, s.seed, model.round)) for s in model.shards]
-        kept = [self._largest(shard, keep) for shard in model.shards]
+        kept = [self._largest(shard, keep, go_on) for shard in model.shards]
         if not any(len(part.values) for part in kept):
             return None
         while keep * n >= 1:
@@ -197,9 +203,9 @@ class Worker:
             keep *= 0.9 * max(budget, 1) / len(packet)  # the fewer there are, the more a position costs
         return None
 
-    def _largest(self, shard: Shard, keep: float) -> topk.Survivors:
+    def _largest(self, shard: Shard, keep: float, go_on: Callable[[], bool]) -> topk.Survivors:
         """Select the largest share of d_i, over all of a shard. Raises NonFiniteError."""
-        delta = WindowedDelta(self.local_model, shard, self.global_model.vector)
+        delta = WindowedDelta(self.local_model, shard, self.global_model.vector, go_on)
         try:
             return topk.largest(delta, topk.share_of(shard.size, keep))
         except NonFiniteError as error:
@@ -308,7 +314,8 @@ def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
     brought in windows of pinned memory, and nobody waits for the device."""
     out = sample.take(x)
     for start, window in sample.windows(WINDOW // 4):  # pinned memory is taken in small pieces
-        out[start : start + window.m].sub_(brought(window.take(y), x.device))
+        taken = window.take(y, staging(window.m, x.device))
+        out[start : start + window.m].sub_(brought(taken, x.device))
     return out
 
 
@@ -347,6 +354,8 @@ class WindowedDelta:
     local_model: LocalModel
     shard: Shard
     global_model: Tensor  # (P,) x'
+    go_on: Callable[[], bool] = lambda: True  # asked after each window
+    cut: list[topk.Survivors] = field(default_factory=list)  # found until it said no
 
     @property
     def size(self) -> int:
@@ -354,28 +363,38 @@ class WindowedDelta:
 
     def magnitudes(self, line: int, step: int) -> np.ndarray:
         """Gather the patterns without signs of every `step`-th line of `line` elements: (seen,) int32."""
-        parts = [np.empty(0, np.int32)]
-        for start, bits in self._windows():
-            whole = len(bits) // line * line
-            lines = bits[:whole].view(-1, line)[-(start // line) % step :: step]
-            parts.append((lines & topk.MAGNITUDE).reshape(-1).cpu().numpy())
-        return np.concatenate(parts)
+        units = torch.arange(0, self.size // line, step)
+        lines = Sample(self.size, line, units, len(units) * line)
+        parts = [self._bits(window) & topk.MAGNITUDE for _, window in lines.windows(WINDOW)]
+        return torch.cat(parts).cpu().numpy()
 
     def reaching(self, low: int, expected: int) -> topk.Survivors:
         """Collect all elements whose magnitude has a pattern of at least `low`."""
+        if self.cut:
+            return self.cut[0]
         positions, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-        for start, bits in self._windows():
-            here = ((bits & topk.MAGNITUDE) >= low).nonzero().view(-1)
-            positions.append(here.cpu().numpy() + start)
-            values.append(bits[here].view(torch.float32).cpu().numpy())
-        return topk.Survivors(np.concatenate(positions), np.concatenate(values))
-
-    def _windows(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the start and the patterns (w,) int32 of each window."""
         for start in range(0, self.size, WINDOW):
-            window = one_range(self.size, start, min(start + WINDOW, self.size))
-            d = self.local_model.difference(self.shard, window, self.global_model)
-            yield start, d.view(torch.int32)
+            stop = min(start + WINDOW, self.size)
+            bits = self._bits(one_range(self.size, start, stop))
+            if bits.is_cuda:
+                here = ((bits & topk.MAGNITUDE) >= low).nonzero().view(-1)
+                seen = topk.Survivors(here.cpu().numpy(), bits[here].view(torch.float32).cpu().numpy())
+            else:
+                v, loops = bits.view(torch.float32).numpy(), compiled(self.size)
+                source = loops.Vector(v) if loops else topk.Plain(v)
+                seen = source.reaching(low, expected * len(v) // self.size)
+            positions.append(seen.positions.astype(np.int64) + start)
+            values.append(seen.values)
+            if stop < self.size and not self.go_on():
+                break
+        found = topk.Survivors(np.concatenate(positions), np.concatenate(values))
+        if stop < self.size:
+            self.cut.append(found)
+        return found
+
+    def _bits(self, sample: Sample) -> Tensor:
+        """Compute the patterns of d_i on a sample, (m,) int32, where x_i is."""
+        return self.local_model.difference(self.shard, sample, self.global_model).view(torch.int32)
 
 
 def delta_on_host(local_model: LocalModel, shard: Shard, sample: Sample, global_model: Tensor) -> Tensor:

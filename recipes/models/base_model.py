@@ -17,8 +17,10 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,6 +42,7 @@ from recipes.downloads import (
     licence_of,
 )
 from recipes.errors import ModelError
+from recipes.file_hashes import HASH_BLOCK, BaseFile, hash_file
 from recipes.foreign_json import check_json_file, parse_json, parse_object, read_object
 from recipes.weight_files import (
     FLOATS,
@@ -63,17 +66,7 @@ if TYPE_CHECKING:
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")  # converted to safetensors
 AS_SAFETENSORS = "the same model as safetensors, from somebody you trust"
-HASH_BLOCK = 1 << 20  # bytes under one hash (transport.transfer has the same)
-
-
-@dataclass(frozen=True)
-class BaseFile:
-    """One file of the base, as announced to peers."""
-
-    name: str  # no directories
-    size: int
-    sha256: str
-    blocks: bytes = b""  # SHA-256 of each MiB, one after the other: a peer repairs a damaged file by them
+FILES_AT_ONCE = 4  # that are hashed: a whole file takes one thread
 
 
 @dataclass(frozen=True)
@@ -105,27 +98,17 @@ def cached_commit(folder: Path) -> str | None:
     return folder.name if inside and re.fullmatch("[0-9a-f]{40}", folder.name) else None
 
 
-def base_manifest(folder: Path, code: bool = False) -> tuple[BaseFile, ...]:
+def base_manifest(folder: Path, code: bool = False, memory: Path | None = None) -> tuple[BaseFile, ...]:
     """List and hash the files that a peer needs to hold this base. Errors: ModelError where a peer would not
-    take one of them."""
+    take one of them. `memory`: as in `hash_file`."""
     names = {path.name for pattern in (*WEIGHTS, *companion_patterns(code)) for path in folder.glob(pattern)}
     for path in sorted(folder / name for name in names if name.endswith(".json")):
         try:
             check_json_file(path)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be used: {error}") from error
-    return tuple(hash_file(folder / name) for name in sorted(names))
-
-
-def hash_file(path: Path) -> BaseFile:
-    """Hash a file and its blocks in one pass: a disk is slower than SHA-256."""
-    digest, size, blocks = hashlib.sha256(), 0, list[bytes]()
-    with path.open("rb") as file:
-        while (block := file.read(HASH_BLOCK)) or not blocks:
-            digest.update(block)
-            blocks.append(hashlib.sha256(block).digest())
-            size += len(block)
-    return BaseFile(path.name, size, digest.hexdigest(), b"".join(blocks))
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        return tuple(pool.map(partial(hash_file, memory=memory), [folder / name for name in sorted(names)]))
 
 
 class HashedFile(Protocol):
@@ -243,11 +226,17 @@ TEXT = ("text_config", "decoder", "llm_config")  # sections of a config of sever
 MORE = ("max_seq_len", "max_seq_length", "max_sequence_length", "context_length", "max_target_positions")
 
 
-def prepare_base(recipe: Recipe, folder: Path, progress: Progress = lambda done, total: None) -> Base:
+def prepare_base(
+    recipe: Recipe,
+    folder: Path,
+    progress: Progress = lambda done, total: None,
+    memory: Path | None = None,
+) -> Base:
     """Make the base of `recipe` a local folder.
 
     A local folder is used in place; a hub id is fetched into the cache. `folder` receives a builtin model,
-    made from the recipe's seed, and the conversion of one whose weights are `.bin`.
+    made from the recipe's seed, and the conversion of one whose weights are `.bin`. `memory`: as in
+    `hash_file`.
 
     Errors: ModelError where something is missing, HubUnreachable where the hub does not answer.
     """
@@ -262,7 +251,7 @@ def prepare_base(recipe: Recipe, folder: Path, progress: Progress = lambda done,
         found = fetch_model(name, recipe.model.model_revision, code, progress)
     if not any(next(found.glob(pattern), None) for pattern in WEIGHTS):
         found = convert_bin_folder(found, Path(folder), code)
-    return Base(found, base_manifest(found, code), licence_of(name, recipe.model.model_revision))
+    return Base(found, base_manifest(found, code, memory), licence_of(name, recipe.model.model_revision))
 
 
 def fetch_model(

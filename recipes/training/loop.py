@@ -445,6 +445,10 @@ def settle(peer: Peer, unknown_stays: bool = False) -> None:
     peer.flights.clear()
 
 
+MOST_HANDOFF = 16 << 20  # bytes, which one core codes in some 5 s
+LOOK_S = 5.0  # seconds for which the residual is searched
+
+
 def hand_over(link: Link, peer: Peer) -> HandedOver | None:
     """Hand the largest part of the residual to the aggregator; the rest stays this peer's, should it come
     back.
@@ -453,8 +457,10 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
     again.
     """
     settle(peer)
-    worker, room = peer.worker, link.room
-    part = None if peer.undelivered or peer.unfinished or not room else worker.handoff(room)
+    worker, room, until = peer.worker, min(link.room, MOST_HANDOFF), time.monotonic() + LOOK_S
+    part = None
+    if room and not peer.undelivered and not peer.unfinished:
+        part = worker.handoff(room, go_on=lambda: time.monotonic() < until and 2 * link.room > room)
     if part is None or not link.room:  # the goodbye was said meanwhile
         return None
     before, taken = worker.residual_norm(), None

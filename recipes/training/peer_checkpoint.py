@@ -7,11 +7,11 @@ header: a damaged file is known before anything of it is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from .types import Peer
 FORMAT = "1"
 GLOBAL_MODEL = "common"  # name of x' in the file, beside those of the trainer
 Runs = Callable[[Callable[[], None]], object]  # runs a function, perhaps in another process
+LONG = 4 << 30  # bytes: a disk takes some seconds to write more
 TABLE = 256  # elements that an optimizer of 8 bits keeps beside each parameter
 
 
@@ -41,9 +42,11 @@ class CheckpointHeader:
     about: Mapping[str, str]  # what the caller noted
 
 
-def size_of(peer: Peer) -> int:
-    """Estimate the bytes that `keep` writes, but for a few thousand of names."""
-    return sum(tensor.nbytes for tensor in tensors_of(peer).values())
+def size_of(peer: Peer, optimizer: bool = True) -> int:
+    """Estimate the bytes that `keep` writes, but for a few thousand of names; with the optimizer's state, or
+    without."""
+    tensors = tensors_of(peer)
+    return sum(tensors[name].nbytes for name in (tensors if optimizer else residual_of(tensors)))
 
 
 def anything_of(peer: Peer) -> bool:
@@ -51,12 +54,14 @@ def anything_of(peer: Peer) -> bool:
     return peer.trainer.stepped or peer.worker.residual_norm() != 0
 
 
-def keep(peer: Peer, path: Path, about: Mapping[str, str], by: Runs | None = None) -> None:
-    """Save a peer whose loop has ended, whole or not at all.
+def keep(peer: Peer, path: Path, about: Mapping[str, str], by: Runs | None = None, most: float = inf) -> None:
+    """Save a peer whose loop has ended. A long checkpoint is written twice, first without the optimizer's
+    state: whoever is killed meanwhile has that, and a file is whole or not there.
 
     Args:
         by: has it written from the host's memory, by another process for instance. Where that memory has no
             room for it, it is written at once.
+        most: bytes that it may take; the optimizer's state is left out where it does not fit.
 
     Raises:
         ValueError: its model is not finite: no peer should go on from it.
@@ -71,11 +76,20 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str], by: Runs | None = Non
         "round": str(global_model.round),
         "fingerprint": f"{global_model.fingerprint:016x}",
     }
-    if by is None or size_of(peer) > host_memory().free:
-        write_with_sums(path, tensors, {**about, **stay})
+    size, stages = size_of(peer), [residual_of(tensors), list(tensors)]
+    stages = stages[:1] if size > most else stages if size > LONG else stages[1:]
+    if by is not None and size <= host_memory().free:
+        tensors = {name: tensors[name].cpu() for name in stages[-1]}
+
+    def write() -> None:
+        for names in stages:
+            part = Lazy({name: partial(tensors.__getitem__, name) for name in names})
+            write_with_sums(path, part, {**about, **stay})
+
+    if by is None or isinstance(tensors, Lazy):
+        write()
     else:
-        here = {name: tensor.cpu() for name, tensor in tensors.items()}
-        by(partial(write_with_sums, path, here, {**about, **stay}))
+        by(write)
 
 
 def read(path: Path) -> CheckpointHeader:
@@ -134,6 +148,11 @@ def tensors_of(peer: Peer) -> Mapping[str, Tensor]:
     return Lazy(
         {GLOBAL_MODEL: lambda: global_model} | {name: partial(local.__getitem__, name) for name in local}
     )
+
+
+def residual_of(tensors: Iterable[str]) -> list[str]:
+    """Name the tensors that make the residual: x' and x_i."""
+    return [name for name in tensors if not name.startswith(OPTIMIZER)]
 
 
 def own(file: Any) -> Lazy:

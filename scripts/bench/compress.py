@@ -30,6 +30,7 @@ SETTINGS = ((0.2, 4), (0.08, 4), (0.05, 2))  # topk_ratio, quant_bits; the first
 GRID = tuple((topk_ratio, bits) for topk_ratio in (0.01, 0.05, 0.1, 0.2, 0.25) for bits in (1, 2, 4))
 RANDOM_RATIO = 0.1
 TIMES = 7  # each round another sample, so that the caches do not help
+ADAPTERS = (5_000_000, 40_000_000)  # dense packets of 4 bits, as `lora-cocktail` sends
 SEED = 2026
 
 
@@ -48,15 +49,20 @@ def bench(
     recorded: torch.Tensor | None = None,  # (P',) differences x - x' from a real run
     settings: Sequence[tuple[float, int]] = SETTINGS,
     times: int = TIMES,
+    adapters: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
-    """Measure every setting on every kind of data; a row has the keys of `--json`."""
+    """Measure every setting on every kind of data, and dense packets of adapters of these lengths; a row has
+    the keys of `--json`."""
     pairs = [Models("student-t(4)", *heavy_tailed_models(params, device))]
     if recorded is not None:
         local = recorded.to(device, torch.float32)
         pairs.append(Models("recorded", local, torch.zeros(len(recorded), device=device)))
     with one_thread():
         mixes = [Cocktail(RANDOM_RATIO, *setting) for setting in settings]
-        return [measure(pair, mix, times) for pair in pairs for mix in mixes]
+        rows = [measure(pair, mix, times) for pair in pairs for mix in mixes]
+        del pairs
+        dense = (Models(f"adapters, {n / 1e6:g} M", *heavy_tailed_models(n, device)) for n in adapters)
+        return rows + [measure(pair, Cocktail(1.0, 1.0, 4), min(times, 3)) for pair in dense]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -71,8 +77,7 @@ def measure(pair: Models, mix: Cocktail, times: int) -> dict[str, Any]:
     """Measure one row."""
     n, device = len(pair.local), pair.local.device
     samples = [mix.draw(n, SEED, round, device) for round in range(times + 1)]
-    target = torch.zeros(n, device=device)
-    spent = [_seconds(pair, mix, sample, round, target) for round, sample in enumerate(samples)]
+    spent = [_seconds(pair, mix, sample, round) for round, sample in enumerate(samples)]
     # the first warms up: pages, tables, kernels
     best = {name: 1e3 * min(clocks[name] for clocks in spent[1:]) for name in spent[0]}
     sample, p = samples[-1], mix.random_ratio
@@ -98,9 +103,7 @@ def measure(pair: Models, mix: Cocktail, times: int) -> dict[str, Any]:
     }
 
 
-def _seconds(
-    pair: Models, mix: Cocktail, sample: Sample, round: int, target: torch.Tensor
-) -> dict[str, float]:
+def _seconds(pair: Models, mix: Cocktail, sample: Sample, round: int) -> dict[str, float]:
     device, every = pair.local.device, int(1 / mix.random_ratio)
 
     def reference() -> object:
@@ -109,7 +112,10 @@ def _seconds(
 
     _, floor = timed(lambda: read(sample, pair), device)
     sent, encode = timed(lambda: mix.encode(sample.difference(pair.local, pair.shared)), device)
-    _, back = timed(lambda: sample.add_(target, decode(sent.packet, sample.m, device)), device)
+    _, back = timed(lambda: sample.add_(pair.shared, decode(sent.packet, sample.m, device)), device)
+    sample.add_(
+        pair.shared, decode(sent.packet, sample.m, device), -1
+    )  # a device holds two vectors, no third
     return {"floor": floor, "encode": encode, "decode": back, "reference": timed(reference, device)[1]}
 
 
@@ -202,7 +208,8 @@ def main() -> None:
     asked.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     args = asked.parse_args()
     difference = recorded(*SETTINGS[0], args.record) if args.record else None
-    rows = bench(int(args.params), args.device, difference, GRID if args.grid else SETTINGS, args.times)
+    settings, adapters = GRID if args.grid else SETTINGS, ADAPTERS if args.params >= 40e6 else ()
+    rows = bench(int(args.params), args.device, difference, settings, args.times, adapters)
     print(json.dumps({"v": 1, "date": time.strftime("%Y-%m-%d"), "rows": rows}) if args.json else table(rows))
 
 

@@ -1,12 +1,14 @@
 """Measures what is to be known of a GPU, stage by stage, and goes on where it stopped.
 
-    scripts/gpu                          all stages that have no figures yet, for 40 minutes at most
+    scripts/gpu                          all stages that have no figures yet, for 8 minutes at most
     scripts/gpu --only parity leaving    some of them, also again
     scripts/gpu --only study --minutes 9 cells of the quality study that README's rows lack
     scripts/gpu --list                   the stages, their commands and what is expected of them
     scripts/gpu --device cpu --tiny      the same programs without a GPU, with next to no sizes
 
-A stage is one command of ten minutes at most. Its output goes to FOLDER/NAME.txt as it comes. Its figures
+Without network or installation, from an unpacked archive: PYTHONPATH=. python -m scripts.first_gpu.measure
+
+A stage is one command of 90 seconds at most. Its output goes to FOLDER/NAME.txt as it comes. Its figures
 become a row of scripts/measured/gpu.jsonl, with date, device and command, from which `scripts/results` makes
 the section of RESULTS.md. A stage that fails or reaches its limit is told and has no figures; the next stage
 goes on. Exit 1 where one failed.
@@ -75,7 +77,7 @@ def measure(every: Sequence[Stage], device: str, folder: Path, out: Path, minute
     failed."""
     until, failed = time.monotonic() + 60 * minutes, []
     for stage in every:
-        limit = min(60 * stage.minutes, until - time.monotonic())
+        limit = min(stage.seconds, until - time.monotonic())
         if limit < LEAST:
             print(f"{minutes:g} minutes are over; the same command goes on with {stage.name}")
             break
@@ -103,7 +105,7 @@ def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--device", default="cuda")
     asked.add_argument("--only", nargs="+", metavar="STAGE", help="these stages, also again")
-    asked.add_argument("--minutes", type=float, default=40.0)
+    asked.add_argument("--minutes", type=float, default=8.0)
     asked.add_argument("--folder", type=Path, default=Path("outputs/gpu"))
     asked.add_argument("--out", type=Path, default=FILE)
     asked.add_argument("--tiny", action="store_true")
@@ -115,7 +117,7 @@ def main() -> None:
         raise SystemExit(f"no stage {', '.join(sorted(unknown))}; scripts/gpu --list names them")
     if args.list:
         for stage in every:
-            print(f"{stage.name:16} {stage.minutes:g} min  {stage.estimate}\n    {shlex.join(stage.command)}")
+            print(f"{stage.name:16} {stage.seconds:g} s  {stage.estimate}\n    {shlex.join(stage.command)}")
         return
     device = device_name(args.device)
     done = [row["stage"] for row in rows.read(args.out) if row["device"] == device]

@@ -14,7 +14,7 @@ from cocktail_cli.machine import no_kernels
 from compress import Cocktail, decode, fingerprint, triton_kernels
 from compress import backends as dispatch
 from compress.quantization import SEEN
-from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, replay
+from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, replay, warm_up_codec
 from recipes.planning.memory_plan import exchange_part
 from recipes.training import finetune
 
@@ -72,6 +72,27 @@ def test_where_triton_cannot_compile_the_host_encodes_to_the_same_bits(
         moved.cpu(), sample.add_(v.clone(), decode(mix.encode(sample.take(v)).packet, sample.m))
     )
     assert no_kernels("cuda:1") is None
+
+
+@pytest.mark.parametrize("where", ["accelerator", "cpu"])
+def test_a_warm_codec_has_launched_each_kernel_of_an_exchange(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_samples(monkeypatch)
+    around, launched, run = Around(where), [set[str]()], triton_kernels.launch
+
+    def launch(kernel: Any, *arguments: Any, **options: Any) -> None:
+        launched[-1].add(kernel.fn.__name__)
+        run(kernel, *arguments, **options)
+
+    monkeypatch.setattr(triton_kernels, "launch", launch)
+    monkeypatch.setattr("recipes.algorithm.compressor.WORTH", 1 << 15)
+    warm_up_codec(compressor_of(around.peer.recipe.compression), LONG**2, "cuda:0")
+    launched.append(set())
+    around.finish(around.start())
+
+    assert launched[1]
+    assert launched[1] <= launched[0]
 
 
 class Around:
@@ -152,6 +173,26 @@ def test_an_exchange_has_a_stream_of_its_own_beside_the_compute(where: str, chan
     }
     assert torch.equal(replayed.vector, peer.worker.global_model.vector.cpu())
     assert replayed.fingerprint == peer.worker.global_model.fingerprint
+
+
+def test_an_exchange_has_the_same_result_where_the_system_lets_nothing_be_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    around, made = Around("cpu", FEW), torch.empty
+    around.finish(around.start())
+
+    def empty(*size: Any, pin_memory: bool = False, **kind: Any) -> torch.Tensor:
+        return refused() if pin_memory else made(*size, **kind)
+
+    def refused(*_: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refused)
+    other = Around("cpu", FEW)
+    other.finish(other.start())
+
+    assert all(map(torch.equal, around.ends(), other.ends()))
 
 
 @pytest.mark.parametrize("where", ["accelerator", "cpu"])

@@ -205,3 +205,24 @@ def test_windows_of_the_schedule_put_together_are_the_sample(
 
     assert (plan.m, plan.block_size) == (whole.m, whole.block_size)
     assert np.concatenate(parts).tolist() == whole.units.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_copy_a_sample_as_one_does_to_wherever_it_is_wanted(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compress.sampling.TAKEN", 1 << 10)
+    x, threads = (
+        torch.randn(70_001, generator=torch.Generator().manual_seed(1)).to(dtype),
+        torch.get_num_threads(),
+    )
+    sample = Cocktail(random_ratio=0.5).draw(len(x), 1, 3)
+    wanted = x[sample.coordinates(torch.arange(sample.m))]
+    out = torch.zeros_like(wanted)
+    torch.set_num_threads(3)
+    try:
+        assert sample.take(x, out) is out
+        assert torch.equal(sample.take(x), wanted)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(out, wanted)

@@ -111,6 +111,24 @@ def test_the_largest_coordinates_go_first_and_the_packet_fits() -> None:
     assert worker.handoff(ROOM) is None, "there is nothing to hand over"
 
 
+@pytest.mark.parametrize("windows", [1, 2, 3])
+def test_a_search_that_has_no_more_time_hands_over_the_large_ones_of_what_it_has_seen(
+    windows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.algorithm.worker.WINDOW", 1 << 12)
+    d, looks = torch.randn(3 << 12, generator=torch.Generator().manual_seed(4)), iter(range(1, 9))
+    worker = Worker(d.clone(), GlobalModel(torch.zeros(len(d)), EXACT, SEED))
+    part = worker.handoff(ROOM, topk_ratio=0.1, go_on=lambda: next(looks) < windows)
+
+    assert part is not None
+    border = d.abs().sort(descending=True).values[round(0.1 * len(d)) - 1]
+    large = (d.abs()[: windows << 12] >= border).nonzero().view(-1)
+    assert torch.equal(part.shard_updates[0].update.decoded().positions, large)
+    worker.subtract(part)
+    assert not worker.x[large].any()
+    assert torch.equal(worker.x[windows << 12 :], d[windows << 12 :])
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "other length"])
 def test_a_handoff_that_is_none_is_refused_by_name_and_changes_nothing(damage: str) -> None:
     swarm = swarm_after(5)

@@ -356,3 +356,23 @@ def test_a_difference_to_the_hosts_memory_has_the_bits_of_one_beside_it() -> Non
     for kind, block in (("block", 64), ("element", 1)):
         sample = Cocktail(random_ratio=0.3, sample_kind=kind, block_size=block).draw(len(x), 7, 3)  # type: ignore[arg-type]
         assert torch.equal(fetched_difference(sample, x, y), sample.difference(x, y))
+
+
+def test_threads_move_the_global_model_to_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.algorithm.global_model.AT_ONCE", 1 << 11)
+    monkeypatch.setattr("recipes.algorithm.global_model.SMALL", 1 << 10)
+    x, threads = torch.randn(60_000, generator=torch.Generator().manual_seed(1)), torch.get_num_threads()
+    mix, ends = Cocktail(random_ratio=0.5, topk_ratio=0.4), []
+    packet = mix.encode(mix.draw(len(x), 1, 0).take(x)).packet
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            model = GlobalModel(x.clone(), mix, 1)
+            model.apply(packet)
+            ends.append(model)
+    finally:
+        torch.set_num_threads(threads)
+
+    assert torch.equal(ends[0].vector, ends[1].vector)
+    assert not torch.equal(ends[0].vector, x)
+    assert ends[0].fingerprint == ends[1].fingerprint == fingerprint(ends[1].vector)

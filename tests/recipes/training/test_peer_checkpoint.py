@@ -1,6 +1,7 @@
 """The checkpoint of a peer between two sessions: the same bits again, or nothing at all."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,36 @@ def test_with_x_prime_from_elsewhere_the_residual_comes_on_top_of_it(tmp_path: P
     assert torch.equal(other.worker.global_model.vector, moved)
     torch.testing.assert_close(other.worker.x - moved, residual, rtol=0, atol=1e-6)
     assert same_state(peer, other)
+
+
+@pytest.mark.parametrize("why", ["no room", "killed"])
+def test_the_optimizers_state_is_left_out_first(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk has no room for it, and where the process is killed before all is written."""
+    peer, _ = trained()
+    residual = peer.worker.x - peer.worker.global_model.vector
+    monkeypatch.setattr("recipes.training.peer_checkpoint.LONG", 0)
+    least, replace = size_of(peer, optimizer=False), os.replace
+    assert least < size_of(peer)
+
+    def killed(part: Path, path: Path) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+        replace(part, path)
+
+    if why == "killed":
+        monkeypatch.setattr("recipes.weight_files.os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            keep(peer, tmp_path / "kept", ABOUT)
+    else:
+        keep(peer, tmp_path / "kept", ABOUT, most=least)
+    other = fresh()
+    read(tmp_path / "kept")
+    restore(other, tmp_path / "kept")
+
+    assert torch.equal(other.worker.x - other.worker.global_model.vector, residual)
+    assert not other.trainer.stepped
 
 
 def test_a_packet_whose_fate_is_unknown_is_not_kept(tmp_path: Path) -> None:

@@ -393,7 +393,7 @@ class Compression(Section):
 
     @property
     def ladder(self) -> tuple[Rung, ...]:
-        """What `auto` chooses from, from the most bytes a step to the fewest."""
+        """Return what `auto` chooses from, from the most bytes a step to the fewest."""
         once = self.outer_momentum or self.error_decay < 1 or self.uncompressed_steps or self.momentum_masking
         if "local_steps" not in self.auto or once or not self.staleness:
             return (Rung({}, 1.0),)  # keys that act once a round, or nothing that hides an exchange
@@ -402,7 +402,7 @@ class Compression(Section):
 
     @property
     def rungs(self) -> tuple[Compression, ...]:
-        """The settings that a round may have: this one, or those of the ladder."""
+        """Return the settings that a round may have: this one, or those of the ladder."""
         return tuple(self.model_copy(update={**rung.keys}) for rung in self.ladder)
 
     @property
@@ -415,7 +415,7 @@ class Compression(Section):
 
     @property
     def first_rung(self) -> int:
-        """Place of the rung that a run begins with: the first that is for any number of peers."""
+        """Return the place of the rung that a run begins with: the first for any number of peers."""
         return next(place for place, rung in enumerate(self.ladder) if rung.peers == 1)
 
     @property

@@ -67,7 +67,10 @@ class Budget:
         def moments(noise: float, rate: float, count: int) -> Any:
             return rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=count, orders=orders)
 
-        self._get = lambda moments: rdp.get_privacy_spent(orders=orders, rdp=moments, delta=terms.delta)[0]
+        def spent(moments: Any) -> float:
+            return float(rdp.get_privacy_spent(orders=orders, rdp=moments, delta=terms.delta)[0])
+
+        self._get = spent
         with ExitStack() as on_error:
             on_error.callback(self.close)
             self._accountant.history = read_history(path)
@@ -90,12 +93,12 @@ class Budget:
     @property
     def epsilon(self) -> float:
         """Return what is spent."""
-        return float(self._get(self._sum)) if self.steps else 0.0
+        return self._get(self._sum) if self.steps else 0.0
 
     @property
     def spent(self) -> bool:
         """Tell whether one more step would exceed the budget."""
-        return float(self._get(self._sum + self._one)) > self.terms.epsilon
+        return self._get(self._sum + self._one) > self.terms.epsilon
 
     def spend(self) -> None:
         """Count a step, on disk: what follows from it may then be seen."""

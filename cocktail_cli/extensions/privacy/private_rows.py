@@ -294,7 +294,7 @@ class PrivateSwarm:
         trained = [*self._gradients.trained.values()]
         for parameter in trained:
             parameter.grad = None  # whatever the user has left there was not clipped
-        views = gradient.split([p.numel() for p in trained])
+        views = torch.split(gradient, [p.numel() for p in trained])
         torch.autograd.backward(trained, [view.view_as(p) for view, p in zip(views, trained, strict=True)])
         return self._swarm.step(loss, self._rows.batch_size)
 

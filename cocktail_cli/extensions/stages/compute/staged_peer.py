@@ -6,7 +6,7 @@ machine encodes its own shards, and gets the aggregate's: the head joins and cut
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import isfinite
 
@@ -243,7 +243,8 @@ class StagedWorker:
     def subtract(self, sent: DecodedPacket) -> None:
         self.ring.ask("subtract", round=sent.round)
 
-    def handoff(self, budget: int) -> DecodedPacket | None:
+    def handoff(self, budget: int, *, go_on: Callable[[], bool]) -> DecodedPacket | None:
+        """Join what each machine codes of its own layers, all at once: nobody is asked between windows."""
         packets = [answer.data for answer in self.ring.ask("handoff", budget=budget)]
         if not any(packets):
             return None

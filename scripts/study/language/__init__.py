@@ -29,7 +29,7 @@ from recipes.models import load_trained
 from recipes.training import embeddings_of
 from recipes.weight_files import FlatParameters
 from scripts.study.adapters import SCALE
-from scripts.study.gguf_folder import model_folder
+from scripts.study.language.gguf_folder import model_folder
 from scripts.study.train import Size, Text, Texts
 
 PAGES = [Path("/usr/share/man") / language for language in ("de", "fr")]

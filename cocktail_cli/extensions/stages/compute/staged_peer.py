@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import isfinite
+from typing import Any
 
 from torch import Tensor
 
@@ -223,7 +224,7 @@ class StagedWorker:
     def start(
         self, budget: int, alone: bool, round: int, in_flight: Sequence[DecodedPacket], rung: int
     ) -> DecodedPacket:
-        asked = {"round": round, "budget": budget, "alone": alone, "rung": rung}
+        asked: dict[str, Any] = {"round": round, "budget": budget, "alone": alone, "rung": rung}
         answers = self.ring.ask("encode", **asked, flights=[one.round for one in in_flight])
         self.usual = sum(answer.values["usual"] for answer in answers)
         self.short_of_memory |= any(answer.values["short"] for answer in answers)

@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_198,
-    "lines with code, extensions": 16_770,
-    "lines with code, scripts": 9526,
-    "lines with code, tests": 45_735,
-    "modules": 311,
-    "recipe keys": 114,
-    "options": 196,
+    "lines with code, heart": 29_384,
+    "lines with code, extensions": 17_281,
+    "lines with code, scripts": 10_167,
+    "lines with code, tests": 46_566,
+    "modules": 317,
+    "recipe keys": 117,
+    "options": 198,
     "messages": 30,
-    "words of documents": 55_534,
+    "words of documents": 54_049,
     "functions without a docstring, %": 22,
 }
 

@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_516,
-    "lines with code, extensions": 17_300,
-    "lines with code, scripts": 10_164,
-    "lines with code, tests": 46_799,
+    "lines with code, heart": 29_384,
+    "lines with code, extensions": 17_281,
+    "lines with code, scripts": 10_167,
+    "lines with code, tests": 46_566,
     "modules": 317,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_108,
+    "words of documents": 54_049,
     "functions without a docstring, %": 22,
 }
 

@@ -21,7 +21,7 @@ class Narrator:
 
     def __init__(self, parameters: int, named: Named = lambda figures: {}) -> None:
         self.baseline, self.named = Baseline(parameters), named
-        self.local_steps = 0  # of the newest round; 0: there was none
+        self.local_steps, self.rung = 0, ""  # of the newest round; 0: there was none
         self.rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the length is known
         self.tokens = 0
         self.step = 0
@@ -70,10 +70,11 @@ class Narrator:
             yield ours.PeerLeft(event.peer, event.reason, event.legacy, event.how)
         elif isinstance(event, theirs.RoundCommitted):
             before, self.local_steps = self.local_steps, event.local_steps
-            if before not in (0, event.local_steps):
-                yield ours.Progressed(
-                    f"rounds of {counted(event.local_steps, 'step')} from round {event.round} on"
-                )
+            if self.rung not in ("", event.rung):
+                why = f"an exchange of the recipe's packets takes {event.need:.1f} steps' compute"
+                peers = counted(len(event.members), "peer")
+                yield ours.Progressed(f"from round {event.round} on {event.rung}: with {peers} {why}")
+            self.rung = event.rung
             yield self.committed(event, before or event.local_steps)
         elif isinstance(event, theirs.OfExtension):
             yield event.told

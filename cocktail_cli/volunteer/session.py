@@ -281,7 +281,7 @@ class VolunteerSession:
         link.listen({one.name: one.received for one in extensions})
         models = (around.model() for around in self.joining)
         bootstrap.imports.given = next((model for model in models if model is not None), None)
-        self.run = RunLink(link, bootstrap.spool, recipe.compression.staleness, extensions)
+        self.run = RunLink(link, bootstrap.spool, extensions)
         bootstrap.stays = self.server is not None and self.run.is_fetched_from
         with ExitStack() as stack:
             stack.enter_context(bootstrap.kept)

@@ -8,7 +8,7 @@ sample.add_(global_model, encoded.update().decoded())  # what a receiver's `deco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Literal, get_args
@@ -104,13 +104,10 @@ class Cocktail:
     def of_length(self, n: int, seed: int, round: int, m: int) -> Cocktail:
         """Return the compressor of the p whose sample of this round has m coordinates, as a packet says; this
         one where there is none such, whose samples then do not fit the packet."""
-        each = self._each() if round >= self.uncompressed_rounds else ()
-        fitting = (one.random_ratio for one in each if one.schedule(n, seed, round).m == m)
-        return replace(self, random_ratio=next(fitting, self.random_ratio))
-
-    def _each(self) -> Iterator[Cocktail]:
-        """Yield a compressor of each p."""
-        return (replace(self, random_ratio=p, random_ratios=()) for p in self.random_ratios)
+        for p in self.random_ratios if round >= self.uncompressed_rounds else ():
+            if replace(self, random_ratio=p, random_ratios=()).schedule(n, seed, round).m == m:
+                return replace(self, random_ratio=p)
+        return self
 
     def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
         """Draw the coordinates, of n, that this round visits; they depend on nothing else, on any machine."""
@@ -121,7 +118,8 @@ class Cocktail:
         mix, in_order = self.at(round), self.sample_kind == "fragment"
         own = schedule(n, mix.random_ratio, self._unit, seed, round, in_order)
         # where two p visit as many coordinates, as of a very short vector, both are the first of them
-        return next((s for one in mix._each() if (s := one.schedule(n, seed, round)).m == own.m), own)
+        p = mix.of_length(n, seed, round, own.m).random_ratio
+        return own if p == mix.random_ratio else schedule(n, p, self._unit, seed, round, in_order)
 
     def longest(self, n: int, round: int) -> int:
         """Return the most bytes of a packet of n coordinates in a round: what a receiver knows beforehand of

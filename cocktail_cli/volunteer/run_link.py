@@ -234,9 +234,8 @@ class RunLink:
         opened, said = self.opened_at.get(delivery.round), asdict(delivery)
         usual = said.pop("usual")
         with self.measuring:
-            self.budget = self.budget.computed(delivery.compute_s / self.steps)
-            if opened is not None:
-                self.budget = self.budget.encoded(time.monotonic() - opened)
+            encoding = 0.0 if opened is None else time.monotonic() - opened
+            self.budget = self.budget.computed(delivery.compute_s / self.steps, encoding)
         needs = self.budget.needs(usual) if len(self.bounds.rungs) > 1 else 0.0
         sent = time.monotonic()
         said["extra"] |= {one.name: body for one in self.extensions if (body := one.report(delivery, sent))}

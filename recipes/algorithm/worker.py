@@ -84,6 +84,7 @@ class Worker:
         self.rate = rate or fixed_rate(global_model.compressor, decay)
         self.on_taken: Callable[[ShardUpdate], object] | None = None  # told of all that leaves d_i
         self.aggregate_size = 0  # bytes of the newest aggregate
+        self.usual = 0  # estimate of the recipe's own packets, whatever this round's are; 0: not known
         self.short_of_memory = False  # a delta has been encoded on the host: its device had no room
 
     @property
@@ -91,11 +92,6 @@ class Worker:
         """x_i (P,), where it is a tensor of this process."""
         assert isinstance(self.local_model, LocalVector)
         return self.local_model.x
-
-    @property
-    def usual(self) -> int:
-        """Estimate the bytes of the recipe's own packets, whatever this round's are; 0: not known."""
-        return int(self.rate.size_of(self.global_model.compressor))
 
     def start(
         self,
@@ -135,6 +131,7 @@ class Worker:
             updates.append(ShardUpdate(shard, sample, update, unsent))
         whole = round < model.compressor.uncompressed_rounds
         self.rate = self.rate.sent(0 if whole else sum(map(len, packets)))
+        self.usual = int(self.rate.size_of(model.compressor))
         return DecodedPacket(join(packets), tuple(updates), round)
 
     def finish(self, aggregate: bytes, sent: DecodedPacket | None) -> None:

@@ -296,11 +296,6 @@ class Ladder:
         return cls(rungs, next(at for at, rung in enumerate(rungs) if rung.peers == 1))
 
     @property
-    def climbs(self) -> bool:
-        """Tell whether the rung may change."""
-        return len(self.rungs) > 1
-
-    @property
     def steps(self) -> int:
         """Return H."""
         return self.rungs[self.at].local_steps

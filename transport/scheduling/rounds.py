@@ -680,7 +680,7 @@ class Rounds:
                     agreed[round] = said[here[0]]
         refused = {name: why for one in self.extensions for name, why in one.refusals(ex).items()}
         action = ex.commit(self.leases, refused, agreed)
-        if self.ladder.climbs:
+        if len(self.settings.rungs) > 1:
             ex.noted = RungRow(ex.round, ex.rung, ex.need(action.claims), len(ex.members))
             action = replace(action, rung=ex.noted)
         self._out.add(replace(action, last_loss=self.history.loss))

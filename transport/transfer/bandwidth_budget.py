@@ -61,12 +61,9 @@ class BandwidthBudget:
         share = min(MOST_SHARE, self.share * now / before)
         return replace(self, steps=steps, staleness=max(staleness, 1), share=share)
 
-    def computed(self, seconds: float) -> BandwidthBudget:
-        """Note what a local step has taken."""
-        return replace(self, times=after(self.times, seconds))
-
-    def encoded(self, seconds: float) -> BandwidthBudget:
-        return replace(self, encodes=after(self.encodes, seconds))
+    def computed(self, seconds: float, encoding: float = 0.0) -> BandwidthBudget:
+        """Note what a local step has taken, and what passed from the opening of a round to its upload."""
+        return replace(self, times=after(self.times, seconds), encodes=after(self.encodes, encoding))
 
     def sent(self, size: int, seconds: float) -> BandwidthBudget:
         full, over = 0 < FULL * self.up <= size, 0 < self.up < FULL * size

@@ -264,7 +264,7 @@ def check_rungs(recipe: Recipe, ledger: Ledger, x: GlobalModel) -> None:
     from transport.scheduling import Ladder
 
     ladder, richest = Ladder.of(rungs_of(recipe)), adaptive_rate_of(recipe.compression).richest
-    if not ladder.climbs:
+    if len(ladder.rungs) == 1:
         return
     rows = {row.round: row for row in ledger.rungs()}
     for round, packet in ledger.packets():

@@ -17,7 +17,7 @@ def test_how_many_steps_a_line_needs_depends_on_no_number_of_steps_and_falls_wit
     step, up, down = measured
 
     def needs(up: float, down: float, steps: int = 1) -> float:
-        budget = BandwidthBudget().opened(steps, staleness).computed(step).encoded(0.1 * step)
+        budget = BandwidthBudget().opened(steps, staleness).computed(step, 0.1 * step)
         return budget.sent(10**6, 10**6 / up).received(10**6, 10**6 / down).needs(10**6)
 
     needed = needs(up, down)

@@ -44,6 +44,7 @@ from cocktail_cli.ui import (
     from_json,
     generate_command,
     megabytes,
+    rung_text,
     say,
     say_json,
     sentence,
@@ -245,7 +246,7 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     if found.get("reason"):
         yield str(found["reason"])
     if found.get("need"):
-        yield f"{found['rung']}: an exchange of the recipe's packets takes {found['need']:.1f} steps' compute"
+        yield rung_text(found["rung"], found["need"])
     extensions = everyone()
     for one in extensions:
         yield from one.above_peers(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from cocktail_cli.machine import INTERNET, network_of
-from cocktail_cli.ui import Baseline, Named, counted
+from cocktail_cli.ui import Baseline, Named, counted, rung_text
 from cocktail_cli.ui import events as ours
 from transport import Ledger
 from transport.protocol import events as theirs
@@ -71,9 +71,8 @@ class Narrator:
         elif isinstance(event, theirs.RoundCommitted):
             before, self.local_steps = self.local_steps, event.local_steps
             if self.rung not in ("", event.rung):
-                why = f"an exchange of the recipe's packets takes {event.need:.1f} steps' compute"
-                peers = counted(len(event.members), "peer")
-                yield ours.Progressed(f"from round {event.round} on {event.rung}: with {peers} {why}")
+                since = f"from round {event.round} on, with {counted(len(event.members), 'peer')}"
+                yield ours.Progressed(f"{since}, {rung_text(event.rung, event.need)}")
             self.rung = event.rung
             yield self.committed(event, before or event.local_steps)
         elif isinstance(event, theirs.OfExtension):
@@ -118,6 +117,8 @@ class Narrator:
             wait_s=per_step(event.wait_s, computed),
             tokens_by_peer=dict(event.tokens_by_peer),
             local_steps=steps,
+            rung=event.rung,
+            need=round(event.need, 2),
             lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
             grad_norm=event.norm,
             samples=event.counted,

@@ -88,7 +88,8 @@ def test_a_run_that_changes_its_rung_says_so_with_the_reason_and_the_seconds_are
     ]
 
     assert [line.state for line in told if isinstance(line, ours.Progressed)] == [
-        "from round 5 on 2 steps: with 2 peers an exchange of the recipe's packets takes 27.1 steps' compute"
+        "from round 5 on, with 2 peers, 2 steps: "
+        "an exchange of the recipe's packets takes 27.1 steps' compute"
     ]
     steps = [line for line in told if isinstance(line, ours.Step)]
     assert [step.compute_s["a"] for step in steps] == [2.0, 2.0, 2.0]

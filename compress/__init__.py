@@ -7,7 +7,7 @@ from compress.codec import Cocktail, Encoded
 from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_change
 from compress.packet import VERSION as PACKET_VERSION
-from compress.packet import PackedUpdate, Update, decode, decode_packed, decode_windows
+from compress.packet import PackedUpdate, Update, decode, decode_packed, decode_windows, sampled
 from compress.pinned_copy import Arriving, brought, staging
 from compress.sampling import Sample, one_range
 from compress.sharding import Shard, join, joined_size, split, within

@@ -60,6 +60,7 @@ class Cocktail:
     uncompressed_rounds: int = 0  # rounds at the start that visit and send everything, in 16 bits
     topk_chunk: int = 0  # top-k within chunks of this many visited values; 0: over the whole sample
     quant_step: float = 0.0  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
+    random_ratios: tuple[float, ...] = ()  # every p that a round of the run may have; (): this one alone
 
     def __post_init__(self) -> None:
         block = self.block_size
@@ -98,9 +99,16 @@ class Cocktail:
         """Return the compressor of one round, whose `encode` is to be called."""
         if round >= self.uncompressed_rounds:
             return self
-        return replace(
-            self, random_ratio=1.0, topk_ratio=1.0, quant_bits=max(self.quant_bits, 16), uncompressed_rounds=0
-        )
+        everything = replace(self, random_ratio=1.0, topk_ratio=1.0, random_ratios=(), uncompressed_rounds=0)
+        return replace(everything, quant_bits=max(self.quant_bits, 16))
+
+    def of_length(self, n: int, seed: int, round: int, m: int) -> Cocktail:
+        """Return the compressor of the p whose sample of this round has m coordinates, as a packet says; this
+        one where there is none such, whose samples then do not fit the packet."""
+        for p in self.random_ratios if round >= self.uncompressed_rounds else ():
+            if replace(self, random_ratio=p, random_ratios=()).schedule(n, seed, round).m == m:
+                return replace(self, random_ratio=p)
+        return self
 
     def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
         """Draw the coordinates, of n, that this round visits; they depend on nothing else, on any machine."""
@@ -108,8 +116,11 @@ class Cocktail:
 
     def schedule(self, n: int, seed: int, round: int) -> Schedule:
         """Schedule the same round for a reader that goes through the vector window by window."""
-        in_order = self.sample_kind == "fragment"
-        return schedule(n, self.at(round).random_ratio, self._unit, seed, round, in_order)
+        mix, in_order = self.at(round), self.sample_kind == "fragment"
+        own = schedule(n, mix.random_ratio, self._unit, seed, round, in_order)
+        # where two p visit as many coordinates, as of a very short vector, both are the first of them
+        p = mix.of_length(n, seed, round, own.m).random_ratio
+        return own if p == mix.random_ratio else schedule(n, p, self._unit, seed, round, in_order)
 
     def longest(self, n: int, round: int) -> int:
         """Return the most bytes of a packet of n coordinates in a round: what a receiver knows beforehand of

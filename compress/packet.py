@@ -421,6 +421,11 @@ class PackedUpdate:
         return torch.from_numpy(found)
 
 
+def sampled(packet: bytes) -> int:
+    """Read m, the length of the vector that a packet is of; 0 where there is no header."""
+    return int(BODY.unpack_from(packet, HEAD.size)[0]) if len(packet) >= HEAD.size + BODY.size else 0
+
+
 def decode_packed(packet: bytes, m: int, most: int | None = None) -> PackedUpdate | Update:
     """Decode a packet to the smallest form that can be added up. Errors: PacketError, as from `decode`.
 

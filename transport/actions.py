@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from transport.ledger import EvaluationRow, KnownPeer, OpenSession
+from transport.ledger import EvaluationRow, KnownPeer, OpenSession, RungRow
 from transport.protocol import Event, SampleRanges, events, messages
 
 NUMBERS, KIND = re.compile(r"[\d.,:e+\[\] -]*\d"), 120  # of a warning; characters that tell two apart
@@ -78,7 +78,7 @@ class Lease(Action):
     round: int
     leases: dict[str, SampleRanges]  # by session
     fits: int = 0  # bytes that the aggregate should not exceed; 0: not known
-    local_steps: int = 1  # of the round
+    rung: int = 0  # of the round
     sessions: tuple[OpenSession, ...] = ()  # that the ledger does not have
 
 
@@ -105,6 +105,7 @@ class Commit(Action):
     claims: tuple[Claim, ...]  # sorted by peer
     fingerprints: dict[int, int]  # of x', by round, as the updates' senders have it, and nobody disputes
     last_loss: float | None = None  # of the round before; None: there was none
+    rung: RungRow | None = None  # None: the run has one
     refused: dict[str, str] = field(default_factory=dict)  # peer -> why its update is left out
 
 

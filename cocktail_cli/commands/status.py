@@ -44,6 +44,7 @@ from cocktail_cli.ui import (
     from_json,
     generate_command,
     megabytes,
+    rung_text,
     say,
     say_json,
     sentence,
@@ -88,7 +89,8 @@ def status(
     end), term (starts of the hub; far more after a takeover), step, max_steps, loss, eval_loss,
     losses and eval_losses (while it runs: pairs of step and loss, 128 at most), tokens, tokens_per_s (of the
     last rounds), samples, grad_norm, eta_s, since_s, checkpoint (round of the newest snapshot), parameters,
-    local_steps, recipe_hash, reach (of a run of this machine), peers (the first by name, where they are
+    local_steps, rung (its setting), need (steps whose compute an exchange of the recipe's packets takes; 0:
+    unknown), recipe_hash, reach (of a run of this machine), peers (the first by name, where they are
     thousands), each with name, gpu, state (syncing, waiting, training, behind, lost, done, and others that
     extensions have), share, tokens, up_bytes, down_bytes, fetched_bytes (of these: before it was ready),
     rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; peer_count (of all of them); others:
@@ -243,6 +245,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     yield " · ".join(parts)
     if found.get("reason"):
         yield str(found["reason"])
+    if found.get("need"):
+        yield rung_text(found["rung"], found["need"])
     extensions = everyone()
     for one in extensions:
         yield from one.above_peers(found)

@@ -19,7 +19,7 @@ from .run_folder import (
 
 if TYPE_CHECKING:
     from .durable_aggregator import LEAST_LOG, DurableAggregator, rejections
-    from .run_delegate import RunDelegate, settings_of, versions
+    from .run_delegate import RunDelegate, rungs_of, settings_of, versions
     from .snapshot_thread import CARD, WEIGHTS, CommittedModel, ProgressHook, replayed
 
 _LAZY = {
@@ -28,6 +28,7 @@ _LAZY = {
     "rejections": ".durable_aggregator",
     "versions": ".run_delegate",
     "RunDelegate": ".run_delegate",
+    "rungs_of": ".run_delegate",
     "settings_of": ".run_delegate",
     "CommittedModel": ".snapshot_thread",
     "CARD": ".snapshot_thread",

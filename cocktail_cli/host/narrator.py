@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from cocktail_cli.machine import INTERNET, network_of
-from cocktail_cli.ui import Baseline, Named, counted
+from cocktail_cli.ui import Baseline, Named, counted, rung_text
 from cocktail_cli.ui import events as ours
 from transport import Ledger
 from transport.protocol import events as theirs
@@ -21,7 +21,7 @@ class Narrator:
 
     def __init__(self, parameters: int, named: Named = lambda figures: {}) -> None:
         self.baseline, self.named = Baseline(parameters), named
-        self.local_steps = 0  # of the newest round; 0: there was none
+        self.local_steps, self.rung = 0, ""  # of the newest round; 0: there was none
         self.rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the length is known
         self.tokens = 0
         self.step = 0
@@ -70,10 +70,10 @@ class Narrator:
             yield ours.PeerLeft(event.peer, event.reason, event.legacy, event.how)
         elif isinstance(event, theirs.RoundCommitted):
             before, self.local_steps = self.local_steps, event.local_steps
-            if before not in (0, event.local_steps):
-                yield ours.Progressed(
-                    f"rounds of {counted(event.local_steps, 'step')} from round {event.round} on"
-                )
+            if self.rung not in ("", event.rung):
+                since = f"from round {event.round} on, with {counted(len(event.members), 'peer')}"
+                yield ours.Progressed(f"{since}, {rung_text(event.rung, event.need)}")
+            self.rung = event.rung
             yield self.committed(event, before or event.local_steps)
         elif isinstance(event, theirs.OfExtension):
             yield event.told
@@ -117,6 +117,8 @@ class Narrator:
             wait_s=per_step(event.wait_s, computed),
             tokens_by_peer=dict(event.tokens_by_peer),
             local_steps=steps,
+            rung=event.rung,
+            need=round(event.need, 2),
             lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
             grad_norm=event.norm,
             samples=event.counted,

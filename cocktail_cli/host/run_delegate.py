@@ -15,7 +15,7 @@ from cocktail_cli import __version__
 from cocktail_cli.assembly import Extension, UpdateJudge, prepared, update_judges
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
-from transport.protocol import UpdateRejected, WeightedPacket, messages
+from transport.protocol import Rung, UpdateRejected, WeightedPacket, messages
 
 from .durable_aggregator import DurableAggregator
 from .snapshot_thread import CommittedModel, replayed, snapshot_object
@@ -168,8 +168,8 @@ class RunDelegate:
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         self.aggregator.add(round, peer, packet)
 
-    def fits(self, size: int) -> None:
-        self.aggregator.set_budget(size)
+    def opens(self, size: int, rung: int) -> None:
+        self.aggregator.open(size, rung)
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         weighted = [one._replace(weight=one.weight * self._judged(one.peer)) for one in updates]
@@ -222,6 +222,12 @@ class RunDelegate:
         return self.recipe.lora is not None or not self.base.licence.gated
 
 
+def rungs_of(recipe: Recipe) -> tuple[Rung, ...]:
+    """Return what the hub has to know of the settings that a round may have."""
+    both = zip(recipe.compression.ladder, recipe.compression.rungs, strict=True)
+    return tuple(Rung(one.need, setting.local_steps, one.peers, setting.words) for one, setting in both)
+
+
 def settings_of(
     work: RunDelegate, run: str, local_peers: int = 1, own_key: str = "", guests: int = 0
 ) -> RunSettings:
@@ -245,7 +251,7 @@ def settings_of(
         recipe_hash=recipe.recipe_hash,
         samples=len(work.corpus),
         global_batch=batch,
-        local_steps=recipe.compression.step_rungs,
+        rungs=rungs_of(recipe),
         cost=work.corpus.costs(width) if width else None,
         base=tuple(announced(file, bool(work.base.licence.gated)) for file in work.base.files),
         versions=package_versions(),

@@ -29,6 +29,7 @@ from .wording import (
     invitation,
     megabytes,
     progress_text,
+    rung_text,
     sentence,
     short,
     step_line,

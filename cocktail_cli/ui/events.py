@@ -188,6 +188,8 @@ class Step(Event):
     wait_s: dict[str, float] = field(default_factory=dict)  # seconds its device then waited for the exchange
     tokens_by_peer: dict[str, int] = field(default_factory=dict)  # trained tokens delivered in this round
     local_steps: int = 1  # steps in this round; the seconds above are for one step
+    rung: str = ""  # the setting of this round, for people; "" in `join`
+    need: float = 0.0  # steps whose compute an exchange of the recipe's packets takes; 0: unknown
     lr: float | None = None  # learning rate of the step; null: no step was taken
     grad_norm: float | None = None  # before clipping; median over the peers, in `join` this machine's own
     samples: int = 0  # samples counted so far; 0: unknown

@@ -33,6 +33,11 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def rung_text(rung: str, need: float) -> str:
+    """Format the setting of a run's rounds with the reason for it."""
+    return f"{rung}: an exchange of the recipe's packets takes {need:.1f} steps' compute"
+
+
 def amount(count: float, unit: str) -> str:
     return megabytes(count) if unit == "bytes" else f"{count:,.0f} {unit}".rstrip()
 

@@ -16,7 +16,7 @@ from transport.transfer import BandwidthBudget, Spool
 
 if TYPE_CHECKING:
     from cocktail_cli.assembly import Exchange, PeerExtension
-    from recipes.config import Recipe
+    from recipes.config import Compression, Recipe
     from recipes.objectives import Measured
     from recipes.training import Delivery
     from transport import PeerLink
@@ -38,15 +38,23 @@ class RunBounds:
 
         self._samples = SampleLimits.of(recipe, vocabulary)
         self._packets = PacketLimits(recipe.compression, parameters)
-        self._steps = recipe.compression.step_rungs[-1]
-        self._batch = recipe.training.global_batch_size * self._steps
+        self.rungs, self._batch = recipe.compression.rungs, recipe.training.global_batch_size
         self.evaluation = self._samples.packed(MOST)  # bytes
 
+    def rung(self, opened: messages.Round) -> Compression:
+        """Return the setting of a round. Raises ProtocolError where the recipe has none such."""
+        if opened.rung >= len(self.rungs):
+            said = f"round {opened.round} is on rung {opened.rung}"
+            raise ProtocolError(f"{said}, and the recipe has {len(self.rungs)}, from 0 on")
+        return self.rungs[opened.rung]
+
     def lease(self, opened: messages.Round) -> int:
-        if opened.samples > self._batch or opened.local_steps > self._steps:
+        steps = self.rung(opened).local_steps
+        if opened.samples > (most := self._batch * steps):
             said = f"round {opened.round} gives this peer {opened.samples:,} samples"
-            most = f"a round has {self._batch:,} samples and {self._steps:,} steps at most"
-            raise ProtocolError(f"{said} in {max(1, opened.local_steps):,} local steps: by the recipe {most}")
+            raise ProtocolError(
+                f"{said} in {steps:,} local steps: by the recipe a round has {most:,} at most"
+            )
         return self._samples.packed(opened.samples)
 
     def samples(self, count: int) -> int:
@@ -65,9 +73,7 @@ class RunLink:
 
     bounds: RunBounds
 
-    def __init__(
-        self, link: PeerLink, spool: Spool, staleness: int = 1, extensions: Sequence[PeerExtension] = ()
-    ) -> None:
+    def __init__(self, link: PeerLink, spool: Spool, extensions: Sequence[PeerExtension] = ()) -> None:
         self.link, self.spool = link, spool
         self.name = link.name  # known once the hub has welcomed this peer
         self.leaving: threading.Event = link.leave_requested
@@ -82,7 +88,7 @@ class RunLink:
         for one in self.extensions:
             self.through = one.exchange_by(self.through)
         self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
-        self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
+        self.budget = BandwidthBudget()  # what the line carries beside the compute
         self.opened_at: dict[int, float] = {}  # of the rounds in flight
         self.committed_s: dict[int, float] = {}  # seconds from there to the commit
         self.steps = 1  # local steps of the rounds that the lease before the newest one was to last
@@ -213,23 +219,24 @@ class RunLink:
         now = time.monotonic()
         for one in self.extensions:
             one.took_round(message, asked, now)
-        self.steps = self.round.spans * max(1, self.round.local_steps) if self.round is not None else 1
+        with self._served():
+            rung = self.bounds.rung(message)
+        before = self.round
+        self.steps = before.spans * self.bounds.rung(before).local_steps if before is not None else 1
         self.round, oldest = message, message.round - messages.MOST_IN_FLIGHT
         with self.measuring:
-            self.budget = self.budget.opened(max(1, message.local_steps))
+            self.budget = self.budget.opened(rung.local_steps, rung.staleness)
             in_flight = {at: when for at, when in self.opened_at.items() if at > oldest}
             self.opened_at = {**in_flight, message.round: now}
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
         opened, said = self.opened_at.get(delivery.round), asdict(delivery)
-        sparsest = said.pop("sparsest")
+        usual = said.pop("usual")
         with self.measuring:
-            self.budget = self.budget.computed(delivery.compute_s / self.steps)
-            if opened is not None:
-                self.budget = self.budget.encoded(time.monotonic() - opened)
-        chosen = self.round is not None and self.round.local_steps
-        needs = self.budget.needs(sparsest) if chosen else 0.0
+            encoding = 0.0 if opened is None else time.monotonic() - opened
+            self.budget = self.budget.computed(delivery.compute_s / self.steps, encoding)
+        needs = self.budget.needs(usual) if len(self.bounds.rungs) > 1 else 0.0
         sent = time.monotonic()
         said["extra"] |= {one.name: body for one in self.extensions if (body := one.report(delivery, sent))}
         report = messages.Report(**said, fits=self.budget.down, needs=needs)

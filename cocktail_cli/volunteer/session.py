@@ -281,7 +281,7 @@ class VolunteerSession:
         parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server, given)
         extensions = bootstrap.extensions = peer_extensions(parts)
         link.listen({one.name: one.received for one in extensions})
-        self.run = RunLink(link, bootstrap.spool, recipe.compression.staleness, extensions)
+        self.run = RunLink(link, bootstrap.spool, extensions)
         bootstrap.stays = self.server is not None and self.run.is_fetched_from
         with ExitStack() as stack:
             stack.enter_context(bootstrap.kept)

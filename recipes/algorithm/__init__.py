@@ -20,7 +20,6 @@ from .global_model import (
     Part,
     ShardUpdate,
     SideStream,
-    decode_packet,
     each_window,
     replay,
 )

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
-from compress import Cocktail, PackedUpdate, Sample, Shard, Update, decode_packed, join, split
+from compress import Cocktail, PackedUpdate, Sample, Shard, Update, decode_packed, join, sampled, split
 from recipes.config import Recipe
 from recipes.weight_files import damaged_part, float32_header, write_with_sums
 
@@ -70,15 +70,18 @@ class ShardAggregator:
         self.usual = float("inf")  # typical absolute value in a packet; inf: a handoff is taken as it is
         self.recent = 0.0  # the largest of those of late; not in a file: it only decides what is refused
         self.packets = 1  # in the newest step
-        self._drawn: tuple[int, Sample] | None = None
+        self._drawn: tuple[tuple[int, Cocktail], Sample] | None = None
 
     def sample(self, round: int) -> Sample:
         """Draw the round's sample. From any thread; it is asked for several times a round."""
-        drawn = self._drawn
-        if drawn is None or drawn[0] != round:
-            sample = self.compressor.draw(self.shard.size, self.shard.seed, round)
-            drawn = self._drawn = round, sample
+        drawn, asked = self._drawn, (round, self.compressor)
+        if drawn is None or drawn[0] != asked:
+            drawn = self._drawn = asked, self.compressor.draw(self.shard.size, self.shard.seed, round)
         return drawn[1]
+
+    def take_p_of(self, round: int, packet: bytes) -> None:
+        """Go to the p that the round's packet was sampled with."""
+        self.compressor = self.compressor.of_length(self.shard.size, self.shard.seed, round, sampled(packet))
 
     def collect(
         self, round: int, updates: Sequence[WeightedUpdate], *, replay: bool = False
@@ -144,7 +147,7 @@ class Aggregator:
         assigned: Collection[int] | None = None,
     ) -> None:
         self.rate = fixed_rate(compressor) if isinstance(compressor, Cocktail) else compressor
-        self.compressor = self.rate.ladder[self.rate.usual]  # K and q aside
+        self.compressor = self.rate.ladder[self.rate.usual]  # K and q of packets aside
         self.rule, self.outer = rule, outer
         self.shards = self.compressor.cut(parameters, seed)
         self.assigned: Mapping[int, ShardAggregator] = {}  # by number, ascending; replaced, never changed
@@ -223,17 +226,29 @@ class Aggregator:
         self._updates = None
         return join([sent.get(shard.number, b"") for shard in self.shards])
 
-    def set_budget(self, size: int) -> None:
-        """Bound the packet of all shards to so many bytes, from the next step on."""
-        self._budget = size / sum(shard.size for shard in self.shards)
+    def open(self, size: int, rung: int) -> None:
+        """Prepare for the next round: bound the packet of all shards to so many bytes (0: as before), and go
+        to the round's rung. e stays what it is: it is a vector of all coordinates."""
+        self._budget = size / sum(shard.size for shard in self.shards) if size else self._budget
+        self.rate = self.rate.on(rung)
+        self.compressor = self.rate.ladder[self.rate.usual]
+        for shard in self.assigned.values():
+            shard.compressor = self.compressor
 
     def replay(self, round: int, packets: WeightedPackets, packet: bytes) -> None:
         """Repeat a step that was committed as `packet`: e moves as it did then, to the bit. What has not
         moved stays as it is."""
         parts = split(packet, len(self.shards))
         moved = [number for number in self.assigned if parts[number]]
+        self.take_p_of(round, packet)
         for number, step in self._collect(round, packets, self._fresh(round, moved), replay=True).items():
             self.assigned[number].apply(round, step, parts[number])
+
+    def take_p_of(self, round: int, packet: bytes) -> None:
+        """Go to the p of a round that was committed as `packet`, before it is replayed."""
+        for number, part in enumerate(split(packet, len(self.shards))):
+            if part and number in self.assigned:
+                self.assigned[number].take_p_of(round, part)
 
     def merge_handoff(self, peer: str, packet: bytes, share: float) -> float:
         """e <- e + share * s * handoff: the swarm's mean has not lost a leaver's residual.
@@ -295,6 +310,7 @@ class Aggregator:
     def replay_step(self, round: int, serialized: bytes, packet: bytes) -> None:
         """Repeat a step like `replay`, from `serialize`. Raises ValueError: it is not of these shards."""
         sent = split(packet, len(self.shards))
+        self.take_p_of(round, packet)
         try:
             tensors = load(serialized)
             said = json.loads(serialized[8 : 8 + int.from_bytes(serialized[:8], "little")])["__metadata__"]

@@ -1,10 +1,11 @@
-"""The compressor C that a recipe's `compression` section describes, and its adaptive top-K ratio.
+"""The compressor C that a recipe's `compression` section describes, and a sender's own top-K ratio.
 
-A sender's next packet is the richest that fits its line, down to an eighth of K.
+All senders of a round have its rung (config/presets.py), hence one p. A sender's next packet is the richest
+that fits its line, down to an eighth of the rung's K.
 
-    ladder   compressors from an eighth of `topk_ratio` to it, each with STEP times as many values as the one
-             before it; below half of `topk_ratio` in 1 bit: signs alone, of more values
-    cost     of a compressor: K (q + 1/8) + H(K) bits a visited coordinate, H the entropy of its position
+    ladder   compressors from an eighth of the rung's K to it, each with STEP times as many values as the one
+             before it; below half of that K in 1 bit: signs alone, of more values
+    cost     of a compressor: p (K (q + 1/8) + H(K)) bits a coordinate, H the entropy of its position
     next     the highest one whose packet, the last one's bytes in proportion to the cost, fits
 
 A sender is a peer, and its budget is what its line carries up beside its compute; among other peers, at most
@@ -14,6 +15,7 @@ an aggregator, and its budget is the smallest that a peer can fetch beside its c
 The first packet is the sparsest, which any line has carried soonest; while the budget is not known the
 recipe's own K and q are sent. From there it climbs at once as far as the line has room to spare, the more
 the longer the climb. So it rests where the budget stays the same, and where it varies by less than that room.
+On another rung it begins at that one's K, or as far below as it has to.
 """
 
 from __future__ import annotations
@@ -31,17 +33,24 @@ from recipes.config import Compression
 
 from .global_model import each_window
 
-OWN = ("uncompressed_rounds", "quant_step", "block_size", "quant_bucket_size")  # of the compressor
+OWN = (
+    "uncompressed_rounds",
+    "quant_step",
+    "block_size",
+    "quant_bucket_size",
+    "random_ratios",
+)  # of the compressor
 SHARED = [one.name for one in fields(Cocktail) if one.name not in OWN]  # attributes of `Compression` too
 
 
 def compressor_of(compression: Compression) -> Cocktail:
     """Build C. Every key reaches the field of the same name; `uncompressed_steps` are counted in rounds."""
-    rounds = -(-compression.uncompressed_steps // compression.step_rungs[0])
+    rounds = -(-compression.uncompressed_steps // compression.local_steps)
     if rounds:
         rounds += compression.staleness > 0  # a stale round sends the steps before it
     shared = {name: getattr(compression, name) for name in SHARED}
-    return Cocktail(**shared, uncompressed_rounds=rounds)
+    ratios = tuple(dict.fromkeys(rung.random_ratio for rung in compression.rungs))
+    return Cocktail(**shared, uncompressed_rounds=rounds, random_ratios=ratios if len(ratios) > 1 else ())
 
 
 def handoff_compressor(compressor: Cocktail, topk_ratio: float) -> Cocktail:
@@ -74,10 +83,10 @@ AHEAD = 2**0.125  # so a packet of the aggregator's step fits, and none that is 
 
 
 def cost_of(compressor: Cocktail) -> float:
-    """Estimate bits a visited coordinate."""
+    """Estimate bits a coordinate, visited or not."""
     k = compressor.topk_ratio
     entropy = -k * log2(k) - (1 - k) * log2(1 - k) if k < 1 else 0.0
-    return k * (compressor.quant_bits + 1 / 8) + entropy
+    return compressor.random_ratio * (k * (compressor.quant_bits + 1 / 8) + entropy)
 
 
 def share_within(bits: float, compressor: Cocktail) -> float:
@@ -93,14 +102,33 @@ def share_within(bits: float, compressor: Cocktail) -> float:
 class AdaptiveRate:
     """One sender's place on the ladder; immutable, each measurement gives the next one."""
 
-    ladder: tuple[Cocktail, ...]  # from the sparsest to the recipe's own; they differ in K and q alone
+    ladders: tuple[tuple[Cocktail, ...], ...]  # of each rung, from the sparsest to the rung's own K
+    rung: int = 0
     at: int = 0  # place of the next packet's
     size: float = 0.0  # bytes of the newest packet; 0: none yet, or one that says nothing
+    decays: tuple[float, ...] = (1.0,)  # of what is visited and not sent, of each rung
+
+    @property
+    def ladder(self) -> tuple[Cocktail, ...]:
+        """The compressors of this rung; they differ in K and q alone."""
+        return self.ladders[self.rung]
 
     @property
     def usual(self) -> int:
-        """Place of the recipe's own compressor."""
+        """Place of the rung's own compressor."""
         return len(self.ladder) - 1
+
+    def on(self, rung: int) -> AdaptiveRate:
+        """Go to a rung; what the newest packet says of the next one's bytes holds there in proportion."""
+        if rung == self.rung:
+            return self
+        usual = self.ladders[rung][-1]
+        size, at = self.size_of(usual), len(self.ladders[rung]) - 1 if self.size else 0
+        return replace(self, rung=rung, at=at, size=size)
+
+    def size_of(self, compressor: Cocktail) -> float:
+        """Estimate the bytes of a packet of this compressor from the newest one; 0: not known."""
+        return self.size * cost_of(compressor) / cost_of(self.compressor)
 
     @property
     def compressor(self) -> Cocktail:
@@ -108,14 +136,14 @@ class AdaptiveRate:
         return self.ladder[self.at]
 
     @property
-    def sparsest(self) -> int:
-        """Estimate the bytes of the sparsest packet from the newest one; 0: not known."""
-        return int(self.size * cost_of(self.ladder[0]) / cost_of(self.compressor))
-
-    @property
     def spread(self) -> float:
         """Ratio of values in the richest packet to those in the sparsest."""
         return self.ladder[-1].topk_ratio / self.ladder[0].topk_ratio
+
+    @property
+    def richest(self) -> tuple[Cocktail, ...]:
+        """Return each rung's compressor of the largest K."""
+        return tuple(ladder[-1] for ladder in self.ladders)
 
     def sent(self, size: float) -> AdaptiveRate:
         """Note the newest packet's bytes; 0: they say nothing of the next one's."""
@@ -131,8 +159,7 @@ class AdaptiveRate:
         if not self.size or not budget:
             return replace(self, at=self.usual if self.size else 0)
         most = min(budget, AHEAD * aggregate) if aggregate else budget
-        per_bit = self.size / cost_of(self.compressor)
-        sizes = {i: cost_of(compressor) * per_bit for i, compressor in enumerate(self.ladder)}
+        sizes = {i: self.size_of(compressor) for i, compressor in enumerate(self.ladder)}
         fitting = {i: size for i, size in sizes.items() if size <= most}
         to = max(fitting, default=0)
         if to > self.at:
@@ -141,33 +168,40 @@ class AdaptiveRate:
         return replace(self, at=to, size=sizes[to])
 
 
-def fixed_rate(compressor: Cocktail) -> AdaptiveRate:
+def fixed_rate(compressor: Cocktail, decay: float = 1.0) -> AdaptiveRate:
     """Build a ladder of one step: this compressor, whatever fits."""
-    return AdaptiveRate((compressor,))
+    return AdaptiveRate(((compressor,),), decays=(decay,))
 
 
 def adaptive_rate_of(compression: Compression) -> AdaptiveRate:
-    """Build the ladder of a recipe's `compression` section. It has one step where nothing hides the exchange,
-    or where all that is visited is sent in more bits than 4."""
-    usual = compressor_of(compression)
-    topk_ratio, bits = usual.topk_ratio, usual.quant_bits
-    if not compression.auto or not compression.staleness or (topk_ratio == 1 and bits > 4):
-        return fixed_rate(usual)
-    fewer = 1 if bits in (2, 3, 4) else bits
+    """Build the ladders of a recipe's `compression` section, on the rung with which a run begins."""
+    base, rungs = compressor_of(compression), compression.rungs
+    ladders = tuple(_ladder(base, rung) for rung in rungs)
+    return AdaptiveRate(ladders, compression.first_rung, decays=tuple(rung.error_decay for rung in rungs))
+
+
+def _ladder(base: Cocktail, rung: Compression) -> tuple[Cocktail, ...]:
+    """Build the ladder of one rung. It has one step where nothing hides the exchange, where K is written, or
+    where all that is visited is sent in more bits than 4."""
+    topk_ratio, bits = rung.topk_ratio, rung.quant_bits
+    usual = replace(base, random_ratio=rung.random_ratio, topk_ratio=topk_ratio, quant_bits=bits)
+    if "topk_ratio" not in rung.auto or not rung.staleness or (topk_ratio == 1 and bits > 4):
+        return (usual,)
+    fewer = 1 if bits in (2, 3, 4) and "quant_bits" in rung.auto else bits
     sparser = [
         replace(usual, topk_ratio=k, quant_bits=fewer if k < topk_ratio / 2 else bits)
         for k in (topk_ratio / STEP**i for i in range(STEPS, 0, -1))
     ]
     # near K = 1 a packet without positions is shorter
-    return AdaptiveRate((*(one for one in sparser if cost_of(one) < cost_of(usual)), usual))
+    return (*(one for one in sparser if cost_of(one) < cost_of(usual)), usual)
 
 
 def most_sent(compression: Compression, size: int) -> tuple[int, int]:
-    """Count the coordinates that a round samples of `size`, and those that are sent at the largest K."""
+    """Count the coordinates that a round samples of `size`, and those that are sent at the largest K, on the
+    rung that takes the most memory."""
     if compression.uncompressed_steps > 0:  # the first rounds send everything
         return size, size
-    m = int(size * compression.random_ratio)
-    return m, int(m * adaptive_rate_of(compression).ladder[-1].topk_ratio)
+    return max((m := int(size * rung.random_ratio), int(m * rung.topk_ratio)) for rung in compression.rungs)
 
 
 class PacketLimits:
@@ -179,7 +213,8 @@ class PacketLimits:
 
     def __init__(self, compression: Compression, parameters: int) -> None:
         rate, usual = adaptive_rate_of(compression), compressor_of(compression)
-        richest = {mix.quant_bits: mix for mix in rate.ladder}.values()  # of each q that one of the largest K
+        # of each rung and q that one of the largest K
+        richest = {(at, mix.quant_bits): mix for at, one in enumerate(rate.ladders) for mix in one}.values()
         self._uncompressed = usual.uncompressed_rounds
         self._sizes = [shard.size for shard in usual.cut(parameters, 0)]
         self._first = self._longest(richest, 0)

@@ -6,7 +6,7 @@ a window's temporaries are allocated there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from compress import (
     Update,
     decode_packed,
     fingerprint,
+    sampled,
     split,
     within,
 )
@@ -80,7 +81,7 @@ class ShardUpdate:
     shard: Shard
     sample: Sample
     update: PackedUpdate | Update  # k values at positions within the sample, on the host
-    unsent: Tensor | None = None  # (m,) d - C[d] on the sample, where it is to decay
+    unsent: Tensor | None = None  # (m,) the part of d - C[d] on the sample that is to decay
 
     def add_(self, x: Tensor, alpha: int = 1) -> None:
         """x += alpha * the update, in place; x: (P,)."""
@@ -110,11 +111,11 @@ class GlobalModel:
 
     Args:
         vector: (P,) float32, x' of `round`; changed in place.
-        compressor: gives shards and samples; a packet says its own K and q.
+        compressor: gives shards and samples; a packet says its own K and q, and by its m which p.
         seed: of the run; all peers sample the same coordinates from (seed, round).
         part: the vector is these ranges of x', one behind the other. Packets are then of its shards alone,
             and fingerprints of all parts add up to that of x'.
-        richest: the compressor of the largest K that an aggregate may have; None: any.
+        richest: the compressors of the largest K that an aggregate may have, for each p; (): any.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class GlobalModel:
         seed: int,
         round: int = 0,
         part: Part | None = None,
-        richest: Cocktail | None = None,
+        richest: Sequence[Cocktail] = (),
     ) -> None:
         self.richest = richest
         self.vector, self.compressor, self.seed, self.round = vector, compressor, seed, round
@@ -143,16 +144,30 @@ class GlobalModel:
     def fingerprint(self, known: int) -> None:
         self._fingerprint = known, Arriving(torch.zeros((), dtype=torch.int64))
 
-    def samples(self, round: int | None = None) -> Iterator[tuple[Shard, Sample]]:
-        """Draw the sample of a round for each shard; None: of `self.round`."""
+    def samples(
+        self, round: int | None = None, compressor: Cocktail | None = None
+    ) -> Iterator[tuple[Shard, Sample]]:
+        """Draw the sample of a round for each shard; None: of `self.round`, of the run's own p."""
+        mix, round = compressor or self.compressor, self.round if round is None else round
         for shard in self.shards:
-            yield shard, self.compressor.draw(shard.size, shard.seed, self.round if round is None else round)
+            yield shard, mix.draw(shard.size, shard.seed, round)
 
     def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
-        """Decode and verify the aggregate of a round, None: of `self.round`; changes nothing. Raises
-        PacketError."""
-        round = self.round if round is None else round
-        return decode_packet(packet, self.samples(round), len(self.shards), round, self.richest)
+        """Decode and verify an update or the aggregate of a round, None: of `self.round`; changes nothing.
+        Each shard's packet says by its m which of the run's p it has. Raises PacketError."""
+        round, moved = self.round if round is None else round, list[ShardUpdate]()
+        for shard, part in zip(self.shards, split(packet, len(self.shards)), strict=True):
+            if part:
+                mix = self.compressor.of_length(shard.size, shard.seed, round, sampled(part))
+                sample = mix.draw(shard.size, shard.seed, round)
+                most = (
+                    one.most_kept(sample.m, round)
+                    for one in self.richest
+                    if one.schedule(shard.size, shard.seed, round).m == sample.m
+                )
+                update = decode_packed(part, sample.m, max(most, default=None))
+                moved.append(ShardUpdate(shard, sample, update))
+        return DecodedPacket(packet, tuple(moved), round)
 
     def apply(self, packet: bytes) -> DecodedPacket:
         """Decode the aggregate of `self.round` and move by it. Raises PacketError; x' is then unchanged."""
@@ -180,25 +195,6 @@ class GlobalModel:
         if changes:
             self._fingerprint = self.fingerprint, Arriving(torch.stack(changes).sum())
         self.round += 1
-
-
-def decode_packet(
-    packet: bytes,
-    samples: Iterable[tuple[Shard, Sample]],
-    shards: int,
-    round: int,
-    richest: Cocktail | None = None,
-) -> DecodedPacket:
-    """Decode and verify the packet of a vector of so many shards, on these samples. Raises PacketError.
-
-    richest: sends as many values as a packet may have; None: any.
-    """
-    moved = list[ShardUpdate]()
-    for (shard, sample), part in zip(samples, split(packet, shards), strict=True):
-        if part:
-            most = None if richest is None else richest.most_kept(sample.m, round)
-            moved.append(ShardUpdate(shard, sample, decode_packed(part, sample.m, most)))
-    return DecodedPacket(packet, tuple(moved), round)
 
 
 def replay(model: GlobalModel, packets: Iterable[bytes]) -> Iterator[GlobalModel]:

@@ -67,8 +67,8 @@ class Worker:
             A `LocalModel` where no tensor of this process is all of it.
         global_model: x'.
         name_at: coordinate -> parameter name, for the error that a non-finite model raises.
-        decay: factor on what a round has visited and not sent.
-        rate: chooses K and q of each packet; None: always those of x's compressor.
+        decay: factor on what a round has visited and not sent; a `rate` has its own.
+        rate: chooses C of each packet by the round's rung; None: always x's compressor.
     """
 
     def __init__(
@@ -80,10 +80,11 @@ class Worker:
         rate: AdaptiveRate | None = None,
     ) -> None:
         self.local_model: LocalModel = LocalVector(x) if isinstance(x, Tensor) else x
-        self.global_model, self.name_at, self.decay = global_model, name_at, decay
-        self.rate = rate or fixed_rate(global_model.compressor)
+        self.global_model, self.name_at = global_model, name_at
+        self.rate = rate or fixed_rate(global_model.compressor, decay)
         self.on_taken: Callable[[ShardUpdate], object] | None = None  # told of all that leaves d_i
         self.aggregate_size = 0  # bytes of the newest aggregate
+        self.usual = 0  # estimate of the recipe's own packets, whatever this round's are; 0: not known
         self.short_of_memory = False  # a delta has been encoded on the host: its device had no room
 
     @property
@@ -92,19 +93,16 @@ class Worker:
         assert isinstance(self.local_model, LocalVector)
         return self.local_model.x
 
-    @property
-    def sparsest(self) -> int:
-        """Estimate the bytes of the sparsest packet that the recipe allows; 0: not known."""
-        return self.rate.sparsest
-
     def start(
         self,
         budget: int = 0,
         alone: bool = False,
         round: int | None = None,
         in_flight: Sequence[DecodedPacket] = (),
+        rung: int | None = None,
     ) -> DecodedPacket:
-        """Encode C[d_i] (lines 1 and 2); changes neither x_i nor x'.
+        """Encode C[d_i] (lines 1 and 2); changes neither x_i nor x'. A rung changes no residual either: what
+        its sample does not visit waits for one that does.
 
         Args:
             budget: bytes that fit; 0: not known.
@@ -112,24 +110,28 @@ class Worker:
             round: it is encoded for; None: the one that x' is at.
             in_flight: updates of earlier rounds that x_i has not been joined with, and that the aggregator
                 has or may get: they are left out of d_i.
+            rung: of the round; None: the one before's.
 
         Raises:
             NonFiniteError: d_i holds an infinity or a NaN; it names the parameter.
         """
         model, packets, updates = self.global_model, list[bytes](), list[ShardUpdate]()
+        self.rate = self.rate.on(self.rate.rung if rung is None else rung)
         self.rate = self.rate.within(budget, 0 if alone else self.aggregate_size)
+        decay = self.rate.decays[self.rate.rung]
         round = model.round if round is None else round
         compressor = self.rate.compressor.at(round)
-        for shard, sample in model.samples(round):
+        for shard, sample in model.samples(round, compressor):
             earlier = [u for one in in_flight for u in one.shard_updates if u.shard.number == shard.number]
             d, sent = self._encoded(compressor, shard, sample, round, earlier)
             packets.append(sent.packet)
-            d = d if self.decay < 1 else d.new_empty(0)  # free it before more is made
+            d = d if decay < 1 else d.new_empty(0)  # free it before more is made
             update = sent.update()
-            unsent = None if self.decay == 1 else subtract(d, update)
+            unsent = None if decay == 1 else subtract(d, update).mul_(1 - decay)
             updates.append(ShardUpdate(shard, sample, update, unsent))
         whole = round < model.compressor.uncompressed_rounds
         self.rate = self.rate.sent(0 if whole else sum(map(len, packets)))
+        self.usual = int(self.rate.size_of(model.compressor))
         return DecodedPacket(join(packets), tuple(updates), round)
 
     def finish(self, aggregate: bytes, sent: DecodedPacket | None) -> None:
@@ -165,7 +167,7 @@ class Worker:
         for update in sent.shard_updates:
             if shards is None or update.shard.number in shards:
                 self.local_model.add_(update, alpha=-1)
-                for part in decayed(update, 1 - self.decay):
+                for part in decayed(update):
                     self.local_model.add_(part, alpha=-1)
                 if self.on_taken is not None:
                     self.on_taken(update)
@@ -246,11 +248,9 @@ def worker_of(
     round: int,
 ) -> Worker:
     """Build the worker that a recipe describes."""
-    compression = recipe.compression
-    rate = adaptive_rate_of(compression)
-    mix, seed = compressor_of(compression), recipe.training.seed
-    model = GlobalModel(vector, mix, seed, round, richest=rate.ladder[-1])
-    return Worker(x, model, name_at, compression.error_decay, rate)
+    rate, mix = adaptive_rate_of(recipe.compression), compressor_of(recipe.compression)
+    model = GlobalModel(vector, mix, recipe.training.seed, round, richest=rate.richest)
+    return Worker(x, model, name_at, rate=rate)
 
 
 def without(d: Tensor, sample: Sample, earlier: Sequence[ShardUpdate]) -> Tensor:
@@ -275,11 +275,11 @@ def subtract(d: Tensor, update: PackedUpdate | Update) -> Tensor:
     return d
 
 
-def decayed(sent: ShardUpdate, share: float) -> Iterator[ShardUpdate]:
-    """Yield this share of what an update has left unsent, as updates of a window each."""
+def decayed(sent: ShardUpdate) -> Iterator[ShardUpdate]:
+    """Yield what decays of what an update has left unsent, as updates of a window each."""
     for start in range(0, 0 if sent.unsent is None else sent.sample.m, ON_GPU):
         assert sent.unsent is not None
-        values = sent.unsent[start : start + ON_GPU] * share
+        values = sent.unsent[start : start + ON_GPU]
         positions = torch.arange(start, start + len(values), device=values.device)
         yield replace(sent, update=Update(sent.sample.m, positions, values), unsent=None)
 

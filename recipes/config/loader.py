@@ -48,7 +48,7 @@ from .document import (
     sections,
     set_value,
 )
-from .schema import ROW_TYPES, Compression, Conflict, Dataset, Recipe, Requires, Section
+from .schema import ROW_TYPES, Conflict, Dataset, Recipe, Requires, Section
 
 # lr_scheduler_type -> (one of these is needed, these are allowed)
 _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -66,8 +66,8 @@ GONE_KEYS: dict[str, str] = {
     "stochastic_rounding": "there is no such key: error feedback sends later what rounding has lost",
     "trim_ratio": "there is no such key: aggregation is mean or median",
     "clip_radius": "there is no such key: aggregation is mean or median",
-    "topk_ratio_min": "there is no such key: `auto` adapts K from an eighth of topk_ratio on",
-    "topk_ratio_max": "there is no such key: `auto` adapts K up to topk_ratio",
+    "topk_ratio_min": "there is no such key: `auto` adapts a K that is not written",
+    "topk_ratio_max": "there is no such key: `auto` adapts a K that is not written",
     "owner_error_decay": "there is no such key: the aggregator sends all of its error feedback",
     "weighting": "there is no such key: an update weighs as many tokens as it is of",
     "quant_bucket_size": "there is no such key: 128 values share a scale",
@@ -82,9 +82,6 @@ GONE_KEYS: dict[str, str] = {
 VALUE_HINTS: dict[tuple[str, str], str] = {
     ("swarm.join", "open"): "`token`, and publish the run URL: it is all one needs",
 }
-
-# keys of `compression` that act once a round -> the value at which they do nothing
-COUNTED_IN_ROUNDS = {"outer_momentum": 0.0, "error_decay": 1.0, "uncompressed_steps": 0}
 
 # names of axolotl, LLaMA-Factory, torchtune, older transformers and the reference code. They are errors that
 # give our name: silent synonyms would give one recipe two spellings with two hashes
@@ -230,29 +227,15 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if compression.preset == "lora-cocktail" and recipe.lora is None:
         hint = "add a section `lora:`, or `cocktail`"
         yield Conflict("compression.preset", "`lora-cocktail` is for adapters", hint)
-    if 0 < steps < (fewest := compression.step_rungs[0]):
+    if 0 < steps < (fewest := compression.local_steps):
         text = f"{fewest}: a run of {steps} steps would exchange nothing before its end"
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
-    if compression.local_steps == "auto":
-        yield from _auto_conflicts(compression)
     if compression.momentum_masking and (optim := recipe.training.optim) not in MASKED:
         text = f"`{optim}` has no first moment in float32 that could be masked"
         yield Conflict("compression.momentum_masking", text, f"optim={MASKED[0]}")
     if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
         text = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
         yield Conflict("compression.topk_chunk", text, "a larger chunk")
-
-
-def _auto_conflicts(compression: Compression) -> Iterator[Conflict]:
-    """Yield keys that mean something else in rounds of another length, which `local_steps: auto` chooses."""
-    key = "compression.local_steps"
-    if not compression.staleness:
-        text = "`auto` chooses rounds that hide their exchange, and with staleness 0 none is hidden"
-        yield Conflict(key, text, "staleness=1, or a number of local_steps")
-    for name, usual in COUNTED_IN_ROUNDS.items():
-        if (given := getattr(compression, name)) != usual:
-            text = f"`auto` is excluded by {name} {given:g}, which is counted in rounds"
-            yield Conflict(key, text, f"{name}={usual:g}, or a number of local_steps")
 
 
 def _streaming_conflicts(recipe: Recipe) -> Iterator[Conflict]:

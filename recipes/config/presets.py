@@ -10,6 +10,13 @@ All are Algorithm 1 with a compressor C, a number H of local steps, and an outer
 A preset supplies the values of its paper for the keys that a recipe does not write. `cocktail` is the
 schema's defaults, which come from our quality study; adapters, which are small, it sends whole. No code
 branches on a preset's name, so each key may be changed alone.
+
+Under `auto` a run chooses the keys that neither the recipe nor its preset writes, between rounds, by its
+lines and the number of its members (transport's leases.py). It chooses among rungs, each a whole tuple of
+keys that the quality study has measured:
+
+    p, K, bits, staleness and decay   those of `cocktail-wide`, `cocktail`, `cocktail-thin`; or the recipe's
+    H                                 1, then 2, 4 and 8 in rounds of the last of these
 """
 
 from __future__ import annotations
@@ -17,6 +24,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+CHOSEN = ("random_ratio", "topk_ratio", "quant_bits", "staleness", "error_decay", "local_steps")
+OWN_K = {"auto": ("topk_ratio", "quant_bits")}  # a peer's own K, where its line carries less
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One setting of a run's rounds."""
+
+    keys: Mapping[str, Any]  # of the `compression` section, as far as they are not the recipe's
+    need: float  # steps whose compute an exchange of the recipe's own packets takes; above it the next rung
+    peers: int = 1  # members that it is for, at least
+
+
+WIDE: dict[str, Any] = {"random_ratio": 0.38, "topk_ratio": 0.047, "quant_bits": 1}
+THIN: dict[str, Any] = {"random_ratio": 0.0264, "quant_bits": 1, "error_decay": 0.9, "staleness": 2}
+
+
+def longer(keys: Mapping[str, Any], need: float) -> tuple[Rung, ...]:
+    """Return rungs of 1, 2, 4 and 8 local steps; `need`: up to which one step is enough."""
+    return tuple(Rung({**keys, "local_steps": steps}, need * steps) for steps in (1, 2, 4, 8))
+
+
+# LOG.md: below .3 of `cocktail`'s bytes `cocktail-thin` loses less, at .1 it fills the line; H = 2 in place
+# of waiting 30 % of the time loses, H = 8 in place of waiting 83 % gains
+RUNGS = (Rung(WIDE, 1.0, peers=8), Rung({}, 3.3), *longer(THIN, 20.0))
+STEPS = longer({}, 12.0)
 
 
 @dataclass(frozen=True)
@@ -40,22 +74,22 @@ PRESETS: dict[str, Preset] = {
         "sampled, sparse and quantized, overlapped with the next step",
         "CocktailSGD, as below; the sum for the mean, and bits: our quality study (LOG.md)",
         {},
-        adapters=DENSE,
+        adapters={**DENSE, "auto": ("topk_ratio", "quant_bits", "local_steps")},
     ),
     "cocktail-paper": Preset(
         "the settings of the paper and its reference implementation: the mean, in 4 bits",
         "CocktailSGD: Fine-tuning Foundation Models over 500Mbps Networks, Wang et al., ICML 2023",
-        {**MEAN, "random_ratio": 0.1, "topk_ratio": 0.2, "quant_bits": 4},
+        {**OWN_K, **MEAN, "random_ratio": 0.1, "topk_ratio": 0.2, "quant_bits": 4},
     ),
     "cocktail-wide": Preset(
         "three times as many coordinates sampled, a smaller K: for 8 peers and more",
         "CocktailSGD, as above; p, K and bits: our quality study (LOG.md)",
-        {"random_ratio": 0.38, "topk_ratio": 0.047, "quant_bits": 1},
+        {**OWN_K, **WIDE},
     ),
     "cocktail-thin": Preset(
         "a quarter as many coordinates, as signs, two rounds in flight: for lines of 20 Mbit/s",
         "CocktailSGD, as above; p, bits, decay and staleness: our quality study (LOG.md)",
-        {"random_ratio": 0.0264, "quant_bits": 1, "error_decay": 0.9, "staleness": 2},
+        {**OWN_K, **THIN},
     ),
     "allreduce": Preset(
         "everything each step, synchronously: with `optim: sgd` SGD on the whole batch",
@@ -85,7 +119,7 @@ PRESETS: dict[str, Preset] = {
             "random_ratio": 0.1,
             "topk_ratio": 1.0,
             "quant_bits": 4,
-            "auto": False,
+            "auto": (),
             "local_steps": 10,
             "staleness": 1,
             "outer_learning_rate": 0.4,
@@ -119,7 +153,7 @@ PRESETS: dict[str, Preset] = {
     "lora-cocktail": Preset(
         "adapters are small: all of them each step, in 4 bits as far as the line allows",
         "CocktailSGD, as above; LoRA: Low-Rank Adaptation of Large Language Models, Hu et al., 2021",
-        DENSE,
+        {**OWN_K, **DENSE},
     ),
 }
 
@@ -130,3 +164,13 @@ def keys_of(name: object, adapters: bool) -> Mapping[str, Any]:
     if preset is None:
         return {}
     return {**preset.keys, **preset.adapters} if adapters else preset.keys
+
+
+def with_preset(written: Mapping[str, Any], adapters: bool) -> dict[str, Any]:
+    """Complete a `compression` section by its preset; `auto` becomes the keys that the run chooses."""
+    keys = keys_of(written.get("preset"), adapters)
+    auto = written.get("auto", True)
+    if isinstance(auto, bool):
+        free = keys.get("auto", [one for one in CHOSEN if one not in keys])
+        auto = [one for one in free if auto and one not in written]
+    return {**keys, **written, "auto": auto}

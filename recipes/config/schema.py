@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
-from .presets import DEFAULT, PRESETS, keys_of
+from .presets import CHOSEN, DEFAULT, PRESETS, RUNGS, STEPS, Rung, with_preset
 
 T = TypeVar("T")
 
@@ -29,7 +29,6 @@ else:
     PresetName = Literal[tuple(PRESETS)]
 
 ROW_TYPES = ("auto", "text", "prompt_completion", "alpaca", "chat", "tokenized")
-RUNGS = (1, 2, 4, 8)  # local steps under `auto`
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -351,8 +350,8 @@ class Compression(Section):
     preset: PresetName = key(DEFAULT, "named defaults for the keys below (presets.py); a written key wins")
     random_ratio: Annotated[Ratio, Field(ge=1e-6)] = key(0.113, "p: share of the coordinates sampled a round")
     topk_ratio: Ratio = key(0.2, "K: share of the sampled values that is sent")
-    auto: bool = key(
-        True, "adapt K, down to an eighth, and bits to link and compute; needs staleness and K below 1"
+    auto: Annotated[tuple[Literal[*CHOSEN], ...], Strict(False)] = key(  # type: ignore[valid-type]
+        CHOSEN, "keys that the run chooses by its lines and peers; true: those written nowhere; false: none"
     )
     topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = key(
         0, "top-k within chunks of this many values; 0 selects over the whole sample"
@@ -367,9 +366,7 @@ class Compression(Section):
     staleness: Literal[0, 1, 2, 3, 4] = key(
         1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
     )
-    local_steps: Whole | Literal["auto"] = key(
-        1, "H: optimizer steps between two exchanges; auto: 1 to 8, as many as the lines of the swarm need"
-    )
+    local_steps: Whole = key(1, "H: optimizer steps between two exchanges")
     outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = key(
         "packets",
         "rate of the aggregator's step along the mean; packets: their number, up to 8 (a sum); a number: the "
@@ -391,12 +388,34 @@ class Compression(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, given: Any) -> Any:
-        return {**keys_of(given.get("preset"), False), **given} if isinstance(given, dict) else given
+        return with_preset(given, False) if isinstance(given, dict) else given
 
     @property
-    def step_rungs(self) -> tuple[int, ...]:
-        """Local steps that a round may have, ascending: one number, or what `auto` chooses from."""
-        return RUNGS if self.local_steps == "auto" else (self.local_steps,)
+    def ladder(self) -> tuple[Rung, ...]:
+        """Return what `auto` chooses from, from the most bytes a step to the fewest."""
+        once = self.outer_momentum or self.error_decay < 1 or self.uncompressed_steps or self.momentum_masking
+        if "local_steps" not in self.auto or once or not self.staleness:
+            return (Rung({}, 1.0),)  # keys that act once a round, or nothing that hides an exchange
+        measured = (self.outer_learning_rate, self.sample_kind, self.topk_chunk) == ("packets", "block", 0)
+        return RUNGS if measured and set(CHOSEN) <= set(self.auto) else STEPS
+
+    @property
+    def rungs(self) -> tuple[Compression, ...]:
+        """Return the settings that a round may have: this one, or those of the ladder."""
+        return tuple(self.model_copy(update={**rung.keys}) for rung in self.ladder)
+
+    @property
+    def words(self) -> str:
+        """Say what of this setting `auto` chooses."""
+        steps = f", {self.local_steps} local steps" if self.local_steps > 1 else ""
+        flights = f", {self.staleness} rounds in flight" if self.staleness > 1 else ""
+        bits = f"{self.quant_bits} bit{'s' if self.quant_bits > 1 else ''}"
+        return f"p {self.random_ratio:g}, K {self.topk_ratio:g}, {bits}{flights}{steps}"
+
+    @property
+    def first_rung(self) -> int:
+        """Return the place of the rung that a run begins with: the first for any number of peers."""
+        return next(place for place, rung in enumerate(self.ladder) if rung.peers == 1)
 
     @property
     def shard_count(self) -> int:
@@ -471,7 +490,7 @@ class Recipe(Section):
         written = given.get("compression", {}) if isinstance(given, dict) else None
         if not isinstance(written, dict) or given.get("lora") is None:
             return given
-        return {**given, "compression": {**keys_of(written.get("preset"), True), **written}}
+        return {**given, "compression": with_preset(written, True)}
 
     def model_post_init(self, context: object) -> None:
         """Tell each data set its place, which its hints name."""

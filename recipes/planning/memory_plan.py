@@ -217,7 +217,7 @@ def exchange_part(
     sent        13 k: the sent update waits, decoded, with its packet; in host memory beside a GPU
     applying    28 k: the aggregate and its positions in the vector; 8 k less where p is 1
                 on a GPU 36 k, for no more values than a window
-                4 m more where the residual decays, and there 28 m at the join, for no more than a window
+                4 m more where the residual decays, and there 24 m at the join, for no more than a window
     """
     m, k = most_sent(compression, size)
     encoding = encoding_bytes(compression, size, gpu)
@@ -226,7 +226,7 @@ def exchange_part(
     if gpu:
         where = 8 if m < size else 0  # coordinates of the vector
         window = (28 + where) * min(k, ON_GPU)
-        joining = max(window, (12 + 2 * where) * min(m, ON_GPU) if decaying else 0)
+        joining = max(window, (8 + 2 * where) * min(m, ON_GPU) if decaying else 0)
         most = max(encoding, window + fingerprint + decaying)
         after = max(joining, step) + decaying - beside
         return MemoryPart("exchange", max(most, after), "4 m + 37 k, or the optimizer's temporaries")

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from compress import heavy_tailed_packet
-from recipes.algorithm import adaptive_rate_of, compressor_of
+from recipes.algorithm import adaptive_rate_of, compressor_of, cost_of
 from recipes.config import Recipe, is_hub_id
 from recipes.data import count_rows, make_row_tokenizer, read_rows
 from recipes.errors import HubUnreachable
@@ -58,6 +58,7 @@ class StepCost:
     staleness: int  # rounds of compute that an exchange overlaps with
     link: LinkSpeed
     sparsest: int  # bytes of the smallest packet that the run sends by itself
+    rung: str  # the setting that lines and peers ask for
 
     @property
     def whole(self) -> float:
@@ -104,20 +105,22 @@ def packet_bytes(recipe: Recipe, parameters: int) -> int:
     return round(len(heavy_tailed_packet(mix, n, recipe.training.seed)) * parameters / n)
 
 
-def cost_of_step(recipe: Recipe, packet: int, compute: float, link: LinkSpeed) -> StepCost:
-    """Combine bytes, compute seconds and link speed. Local steps that a run chooses are the fewest that hide
-    its sparsest packets, or its most."""
+def cost_of_step(
+    recipe: Recipe, packet: int, compute: float, link: LinkSpeed, peers: int = 1, rung: int | None = None
+) -> StepCost:
+    """Combine bytes of the recipe's own packet, compute seconds and link speed, on a rung; None: on the one
+    that a run of so many peers goes to."""
     compression = recipe.compression
-    rate = adaptive_rate_of(compression)
-    sparsest, fixed = replace(rate, at=rate.usual, size=packet).sparsest, compression.step_rungs[-1]
-
-    def cost(size: int, every: int) -> StepCost:
-        up, down = (size / (rate * link.carries) for rate in (link.up, link.down))
-        return StepCost(size, every, compute, up, down, compression.staleness, link, sparsest)
-
-    costs = [cost(sparsest, every) for every in compression.step_rungs]
-    every = next((one.every for one in costs if one.whole <= compute), fixed)
-    return cost(packet, every)
+    ladder, own = compression.ladder, compressor_of(compression)
+    if rung is None:
+        exchange = packet / link.carries * (1 / link.up + 1 / link.down)
+        fits = (at for at, one in enumerate(ladder) if exchange <= one.need * compute and peers >= one.peers)
+        rung = next(fits, len(ladder) - 1)
+    setting, mixes = compression.rungs[rung], adaptive_rate_of(compression).ladders[rung]
+    sparsest, size = (round(packet * cost_of(mix) / cost_of(own)) for mix in (mixes[0], mixes[-1]))
+    up, down = (size / (rate * link.carries) for rate in (link.up, link.down))
+    steps, staleness = setting.local_steps, setting.staleness
+    return StepCost(size, steps, compute, up, down, staleness, link, sparsest, setting.words)
 
 
 @dataclass(frozen=True)

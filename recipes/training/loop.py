@@ -133,13 +133,14 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
 def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     """Take part in round after round, until there is none."""
     global_model, staleness = peer.worker.global_model, peer.recipe.compression.staleness
+    most = max(rung.staleness for rung in peer.recipe.compression.rungs)
     held_out: StoredSamples | None = None
     settle(peer, unknown_stays=True)  # of a session that is over
     peer.encoded.set()
     yield catch_up(link, peer, max(now, global_model.round))
     link.ready(global_model.round, global_model.fingerprint)
     with ExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(staleness + 2, thread_name_prefix="exchange"))
+        threads = stack.enter_context(ThreadPoolExecutor(most + 2, thread_name_prefix="exchange"))
         stack.enter_context(abandoned_on_fault(link))
         stack.enter_context(stopped_within(peer, link.leaving))
         exchanges = Exchanges(link, peer, threads)
@@ -155,7 +156,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
             if not round.exchange and not round.eval_parts:  # a call: this peer's turn is near
                 link.ready(global_model.round, global_model.fingerprint)
             with peer.reading if round.eval_parts else nullcontext():
-                if round.exchange and staleness:
+                if round.exchange and staleness:  # no ladder has fresh rungs beside others
                     exchanges.start(round)
                 if round.eval_parts and not link.leaving.is_set():
                     if held_out is None:
@@ -180,7 +181,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                     apply(peer, round, gradient)
                 exchanges.computed(gradient)
                 leaves = link.leaving.is_set() or round.spans > 1
-                yield from exchanges.join_down_to(0 if leaves else max(staleness, 1) - 1)
+                yield from exchanges.join_down_to(0 if leaves else exchanges.most - 1)
                 yield from leave_room(peer)
         yield from exchanges.join_down_to(0)
 
@@ -218,7 +219,8 @@ class Exchange:
 
 
 class Exchanges:
-    """The exchanges of a peer in flight. With staleness S, S at most while it computes, S - 1 between rounds.
+    """The exchanges of a peer in flight. With staleness S, S at most while it computes, S - 1 between rounds;
+    in the first round of a smaller S one more, which is joined with that round.
 
         start      encode, send, wait for the commit; receive (lines 1 to 5), beside the compute
         wait       until the newest round is committed, and the oldest has arrived where S are in flight
@@ -231,7 +233,7 @@ class Exchanges:
 
     def __init__(self, link: Link, peer: Peer, threads: ThreadPoolExecutor) -> None:
         self.link, self.peer, self.threads = link, peer, threads
-        self.most = max(peer.recipe.compression.staleness, 1)
+        self.most = 1  # S of the newest round
         self.in_flight = deque[Exchange]()
 
     def start(self, round: Round) -> None:
@@ -241,11 +243,12 @@ class Exchanges:
         earlier = [one.sent for one in peer.flights if one.taken and one.sent]
         flight, mark = Flight(round.round, list(peer.undelivered), time.monotonic()), peer.side.mark()
         peer.flights.append(flight)
+        self.most = max(peer.recipe.compression.rungs[round.rung].staleness, 1)
         peer.encoded.clear()
         committed = submit(exchange, link, peer, round, flight, earlier, mark)
         exchanged = Exchange(round, flight, committed, submit(receive, link, peer, flight, committed))
         self.in_flight.append(exchanged)
-        if len(self.in_flight) == self.most:
+        if len(self.in_flight) >= self.most:
             self.in_flight[0].landed = submit(land, peer, self.in_flight[0], mark)
 
     def wait(self) -> None:
@@ -298,7 +301,7 @@ def exchange(
     try:
         with peer.side.behind(mark):
             alone = round.peers == 1
-            flight.sent = peer.worker.start(link.fits, alone, flight.round, earlier)
+            flight.sent = peer.worker.start(link.fits, alone, flight.round, earlier, round.rung)
         fingerprint, behind = model.fingerprint, flight.round - model.round
     finally:
         peer.encoded.set()
@@ -317,7 +320,7 @@ def exchange(
                 wait_s=peer.wait_s,
                 grad_norm=peer.grad_norm,
                 behind=behind,
-                sparsest=peer.worker.sparsest,
+                usual=peer.worker.usual,
                 extra=bodies_of(peer, flight.delivered),
             ),
         )
@@ -539,7 +542,7 @@ def leased(peer: Peer, packed: bytes, count: int) -> list[Sample]:
 
 def local_steps(peer: Peer, round: Round) -> int:
     """Return H of a round."""
-    return round.local_steps or peer.recipe.compression.step_rungs[0]
+    return peer.recipe.compression.rungs[round.rung].local_steps
 
 
 def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequence[Sample]]]:

@@ -33,7 +33,7 @@ class Round(Protocol):
     eval_part: int
     eval_parts: int  # 0: no evaluation
     spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`
-    local_steps: int  # of this round, where the run chooses them; 0: as the recipe says
+    rung: int  # of this round: place in the recipe's `compression.rungs`
     extra: Mapping[str, bytes]  # bodies of extensions
 
 
@@ -51,7 +51,7 @@ class Delivery:
     grad_norm: float = 0.0  # of the last step, before clipping; 0: no gradient
     figures: tuple[float, ...] = ()  # as in `Measured`
     behind: int = 0  # rounds in flight, whose aggregates x' lacks
-    sparsest: int = 0  # bytes of the sparsest packet that the recipe lets this peer send; 0: not known
+    usual: int = 0  # bytes of the recipe's own packets of this peer's update; 0: not known
     extra: dict[str, bytes] = field(default_factory=dict)  # bodies of extensions
 
 
@@ -271,9 +271,9 @@ class PeerWorker(Protocol):
     @property
     def local_model(self) -> LocalModel: ...
     @property
-    def sparsest(self) -> int: ...
+    def usual(self) -> int: ...
     def start(
-        self, budget: int, alone: bool, round: int, in_flight: Sequence[DecodedPacket]
+        self, budget: int, alone: bool, round: int, in_flight: Sequence[DecodedPacket], rung: int
     ) -> DecodedPacket: ...
     def bring(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None: ...
     def follow(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None: ...

@@ -46,7 +46,7 @@ def presets(parameters: int) -> None:
     for name in PRESETS:
         asked = Compression(preset=name)  # type: ignore[arg-type]
         packet = bits(compressor_of(asked), parameters) * (ADAPTERS if name == "lora-cocktail" else GPTJ) / 8
-        every = asked.step_rungs[0]
+        every = asked.local_steps
         step = packet / every
         steps = f"{every} steps" if every > 1 else "step"
         cells = [f"{packet / 1e6:,.0f} MB", steps, f"{step / 1e6:,.1f} MB", f"{2 * GPTJ / step:,.0f}x"]

@@ -66,7 +66,7 @@ def measured(recipe: Recipe, device: str, micro_batch: int | None, steps: int, p
         base = prepare_base(recipe, Path(place) / "base").folder
         tokenizer = load_tokenizer(recipe.model, base)
         check_fit(recipe, base)
-        every = recipe.compression.step_rungs[0]
+        every = recipe.compression.local_steps
         lease = first(recipe, tokenizer, math.ceil(recipe.training.global_batch_size / peers) * every)
         model, batch = load_trained(recipe, base, device), micro_batch_of(recipe, micro_batch) or 1
         peer = build_peer(model, recipe, batch, device=device)
@@ -125,7 +125,7 @@ def row(
     recipe: Recipe, device: str, peer: Any, lease: Sequence[Any], rounds: Sequence[Measured]
 ) -> dict[str, Any]:
     """Summarize the rounds by medians."""
-    step, every = median(one.step_s for one in rounds), recipe.compression.step_rungs[0]
+    step, every = median(one.step_s for one in rounds), recipe.compression.local_steps
     spent = [phases.seconds(one.spans) for one in rounds]
     of = {name: median(one[name] for one in spent) / every for name in spent[0]}
     tokens = sum(sample.count for sample in lease) // every

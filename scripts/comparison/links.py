@@ -39,8 +39,7 @@ SPEEDS = {  # Mbit/s: down, up
     "100 down, 20 up": (100.0, 20.0),
 }
 WAITED = 20.0  # seconds; a larger model whose exchange takes longer is not measured
-LEARNT, COUNTED = 6, 10  # rounds of cocktail on a new line that do not count, and that do
-CLIMBS = 40  # the same of other recipes: until H, who aggregates, and then K have found their places
+LEARNT, COUNTED = 40, 10  # rounds of cocktail on a new line: until rung, aggregators, K have settled; counted
 PATIENCE = 1200.0  # seconds that all of these rounds may take
 LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made of both times
 
@@ -147,26 +146,25 @@ class Busy:
 
 def measure_cocktail(case: Case) -> Iterator[Line]:
     system = SYSTEMS[case.system]
-    learnt = CLIMBS if system.keys else LEARNT
     with tempfile.TemporaryDirectory() as folder:
         seconds = system.compute_s(system.width)
         started = systems.Cocktail(Path(folder), system.width, seconds, system.keys, system.peers)
-        yield from measure_lines(case, started, learnt)
+        yield from measure_lines(case, started)
 
 
-def measure_lines(case: Case, started: systems.Cocktail, learnt: int) -> Iterator[Line]:
-    """Measure one run at each speed; the first `learnt` rounds at one do not count."""
+def measure_lines(case: Case, started: systems.Cocktail) -> Iterator[Line]:
+    """Measure one run at each speed; the first LEARNT rounds at one do not count."""
     members = [*case.members, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
     with systems.cocktail(started, rounds=10_000) as run:
         run.until_round(0, PATIENCE)  # the base model comes over lines without a limit
         at = 1
         for speed in case.speeds:
             case.shape(speed, members)
-            run.until_round(at + learnt, PATIENCE)
+            run.until_round(at + LEARNT, PATIENCE)
             busy = Busy()
-            run.until_round(at + learnt + COUNTED, PATIENCE)
+            run.until_round(at + LEARNT + COUNTED, PATIENCE)
             share = busy.share()
-            counted = range(at + learnt, at + learnt + COUNTED + 1)
+            counted = range(at + LEARNT, at + LEARNT + COUNTED + 1)
             at = run.peers[0].heard("round")[-1]["round"] + 1
             yield case.row(speed, run.width, share) | rounds_of(run, counted)
 

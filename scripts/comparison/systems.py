@@ -59,7 +59,6 @@ class System:
         return self.averages * 2 * (work.PEERS - 1) / work.PEERS
 
 
-STEPS = "compression.local_steps=auto"
 TWO = "compression.staleness=2"  # rounds in flight
 THIN = "compression.preset=cocktail-thin"
 PASSING = "passing=always"  # by peers with an open port
@@ -79,16 +78,14 @@ SYSTEMS = {
         COCKTAIL, "hub", keys=(TWO, *AGGREGATING)
     ),
     "cocktail, 8 peers": System(COCKTAIL, "", peers=8),
+    "cocktail, 8 peers, the hub on such a line": System(COCKTAIL, "hub", peers=8),
     "cocktail, 16 peers": System(COCKTAIL, "", peers=16, slower=3),
     "cocktail, 8 peers, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(TWO,), peers=8),
     "cocktail, 16 peers, staleness 2, the hub on such a line": System(
         COCKTAIL, "hub", keys=(TWO,), peers=16, slower=3
     ),
     "cocktail-thin": System(COCKTAIL, "", keys=(THIN,), slower=0.5, width=WIDE),
-    "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
-    "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),
     "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),
-    "cocktail, H=auto, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(STEPS, PASSING)),
     "torch DDP FP32": System(GLOO, "fp32", 4),
     "torch DDP FP16": System(GLOO, "fp16", 2),
     "torch DDP PowerSGD": System(GLOO, "powersgd"),

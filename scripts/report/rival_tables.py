@@ -203,7 +203,7 @@ def affordable(folder: Path, setting: Setting) -> dict[str, float]:
     What the cell sent itself is no measure: a fifth of its packets are headers, as its model is small.
     """
     systems, steps = IN_FLIGHT.get(setting.staleness, ()), steps_of(folder)
-    bits = setting.sample * cost_of(compressor_of(setting.compression)) / setting.local_steps  # a parameter
+    bits = cost_of(compressor_of(setting.compression)) / setting.local_steps  # a parameter
     found = dict[str, float]()
     for row in read(folder / "links.jsonl"):
         speed, system = row["speed"], row["system"]

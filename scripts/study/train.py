@@ -266,7 +266,9 @@ class SharedGlobalModel(GlobalModel):
         super().__init__(vector, compressor, seed)
         self.drawn: dict[int, list[tuple[Shard, Sample]]] = {}  # by round, from that of x' on
 
-    def samples(self, round: int | None = None) -> Iterator[tuple[Shard, Sample]]:
+    def samples(
+        self, round: int | None = None, compressor: Cocktail | None = None
+    ) -> Iterator[tuple[Shard, Sample]]:
         wanted = self.round if round is None else round
         if wanted not in self.drawn:
             later = {number: drawn for number, drawn in self.drawn.items() if number >= self.round}

@@ -21,6 +21,9 @@ class IdleDelegate:
     def weight(self, ids: Sequence[int]) -> float:
         return float(self.tokens(ids))
 
+    def opens(self, size: int, rung: int) -> None:
+        """Do nothing: a packet is as long as its peer makes it."""
+
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Ignore it until the round closes."""
 

@@ -249,8 +249,7 @@ class Swarm:
             begin = partial(aggregators.aggregator_of, parts)
             extensions = [ShardedPeer(link, self.recipe.compression.shard_count, clients, begin)]
             link.listen({one.name: one.received for one in extensions})
-        staleness = self.recipe.compression.staleness
-        run = RunLink(link, toy_spool(self.folder), staleness, extensions)
+        run = RunLink(link, toy_spool(self.folder), extensions)
         for one in extensions:
             one.built({}, peer)
         run.knows(RunBounds(self.recipe, self.work.parameters, None))

@@ -33,7 +33,7 @@ from scripts.fault_injection.damage import (
     word_of,
 )
 from transport import RunKeys
-from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, OpenSession, RoundRow
+from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, OpenSession, RoundRow, RungRow
 from transport.protocol import WeightedPacket
 
 ROUNDS, NAME = 7, "amber-otter-42"
@@ -95,7 +95,8 @@ def commit(ledger: Ledger, x: GlobalModel, aggregate: Callable[[list[WeightedPac
     ledger.leased(x.round, {"s-ann": ids})
     packet = aggregate([WeightedPacket("ann", update, 1.0)])
     row = RoundRow(x.round, x.round, 1.0, 2.0, x.fingerprint, ("ann",), ("ann",), 1.5, 9)
-    ledger.commit(row, packet, (Counted(x.round, "ann", "s-ann", ids, "key-of-ann"),))
+    counted = (Counted(x.round, "ann", "s-ann", ids, "key-of-ann"),)
+    ledger.commit(row, packet, counted, RungRow(x.round, 1, 0.0, 1).note())  # on the ladder's first rung
     x.apply(packet)
 
 

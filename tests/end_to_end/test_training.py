@@ -167,17 +167,16 @@ def test_all_peers_hold_the_same_bits_after_every_round_joiners_included(
 def test_lines_that_become_thin_in_a_run_give_all_peers_the_same_longer_rounds(
     neox: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sample is counted once, one model comes out, and who joins then has the steps of the others.
+    """p, bits, staleness, decay and H change. Each sample is counted once, one model comes out, and who joins
+    then is on the rung of the others.
 
     What peers measure of their lines is made up here: it has tests of its own, and a busy machine is no line.
     """
-    recipe = recipe_of(
-        neox, data, compression={"local_steps": "auto", "staleness": 2}, training={"max_steps": 32}
-    )
+    recipe = recipe_of(neox, data, compression={}, training={"max_steps": 32})
     with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
 
         def thin(budget: BandwidthBudget, size: int) -> float:
-            return 3.0 if len(swarm.all(hub.RoundCommitted)) > 4 else 0.5
+            return 70.0 if len(swarm.all(hub.RoundCommitted)) > 4 else 0.5
 
         monkeypatch.setattr(BandwidthBudget, "needs", thin)
 

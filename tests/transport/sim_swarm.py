@@ -17,7 +17,7 @@ from toy_swarm import toy_settings
 
 from transport import actions as do
 from transport.hub import Extend, HubState
-from transport.ledger import RECENT, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
+from transport.ledger import RECENT, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow, RungRow
 from transport.peer import PeerState, SessionState
 from transport.protocol import (
     Event,
@@ -47,7 +47,7 @@ class Books:
     sessions: dict[str, OpenSession] = field(default_factory=dict)
     evaluation: EvaluationRow | None = None
     peers: dict[str, KnownPeer] = field(default_factory=dict)
-    local_steps: int = 0
+    rungs: list[RungRow] = field(default_factory=list)
 
     def recovered(self) -> Recovered:
         last = self.rounds[-1] if self.rounds else None
@@ -57,7 +57,7 @@ class Books:
         known = Recovered(
             len(self.rounds), self.counted.ranges, sessions, peers, last, self.evaluation, recent
         )
-        return dc_replace(known, local_steps=self.local_steps)
+        return dc_replace(known, rungs=tuple(self.rungs))
 
 
 @dataclass
@@ -84,7 +84,7 @@ class SimPeer:
         self.dead = False
         self.uploaded = False
         self.compute_s, self.fits, self.grad_norm, self.needs = 0.0, 0, 0.0, 0.0  # as it says
-        self.local_steps: dict[int, int] = {}  # by round, as announced
+        self.rungs: dict[int, int] = {}  # by round, as announced
         self.skew = 0  # makes its fingerprints wrong
         self.ready_at = 0  # round of x' when it was last ready: nothing was in flight
 
@@ -135,7 +135,7 @@ class SimPeer:
             if not opened.eval_parts:  # a call: it catches up
                 self.ready()
             return
-        self.local_steps[opened.round] = opened.local_steps
+        self.rungs[opened.round] = opened.rung
         self.sent = sorted(self.pending)
         if opened.samples:
             assert self.state.welcome is not None
@@ -269,7 +269,6 @@ class SimSwarm:
 
     def _do(self, job: do.Action) -> None:
         if isinstance(job, do.Lease):
-            self.books.local_steps = job.local_steps
             self.books.sessions |= {new.session: dc_replace(new, leases={}) for new in job.sessions}
             for session, ids in job.leases.items():
                 if session in self.books.sessions:
@@ -316,6 +315,7 @@ class SimSwarm:
                 if not row.fingerprint:
                     self.books.rounds[i] = dc_replace(row, fingerprint=job.fingerprints.get(row.round, 0))
             names = tuple(c.peer for c in good)
+            self.books.rungs += [job.rung] if job.rung is not None else []
             self.books.rounds.append(
                 RoundRow(
                     job.round,

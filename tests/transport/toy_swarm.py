@@ -97,7 +97,7 @@ class ToyWork:
         assert round == len(self.packets)
         self.packets.append(packet)
 
-    def fits(self, size: int) -> None:
+    def opens(self, size: int, rung: int) -> None:
         """A packet of this toy is as long as it is."""
 
     def fingerprint(self, round: int) -> int:

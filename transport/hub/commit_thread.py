@@ -83,9 +83,8 @@ class CommitThread:
             self._shell.apply(lambda _: self._rounds.wrote(rounds))
 
     def write_leases(self, action: do.Lease) -> None:
-        if action.fits:
-            self._delegate.fits(action.fits)
-        self._ledger.leased(action.round, action.leases, action.local_steps, action.sessions)
+        self._delegate.opens(action.fits, action.rung)
+        self._ledger.leased(action.round, action.leases, action.sessions)
         self._shell.apply(lambda _: self._rounds.leased(action.round))
 
     def inherit(self, action: do.Inherit, parts: ChunkBuffer) -> None:
@@ -153,6 +152,7 @@ class CommitThread:
             Counted(r, c.peer, c.session, ranges, c.key) for c in accepted for r, ranges in c.leases.items()
         )
         notes = {one.name: text for one in self._rounds.extensions if (text := one.noted(action.round))}
+        notes |= action.rung.note() if action.rung is not None else {}
         summed = time.monotonic()
         row = self._ledger.commit(row, packet, counted, notes, action.fingerprints)
         took = CommitSeconds(summed - started, time.monotonic() - summed)

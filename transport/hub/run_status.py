@@ -37,6 +37,8 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "recipe_hash": settings.recipe_hash,
         "parameters": settings.parameters,
         "local_steps": rounds.ladder.steps,
+        "rung": settings.rungs[rounds.ladder.at].words,
+        "need": rounds.need,
         "since_s": round(elapsed, 1),
         "state": rounds.state_word,
         "reason": rounds.over.reason,

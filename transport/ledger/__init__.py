@@ -25,6 +25,7 @@ from .run_ledger import (
     OpenSession,
     Recovered,
     RoundRow,
+    RungRow,
     check_packet_log,
     is_locked,
     lock_exclusively,

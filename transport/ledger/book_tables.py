@@ -155,6 +155,16 @@ def meta_value(db: sqlite3.Connection, key: str, default: str) -> str:
     return str(found[0]) if found else default
 
 
+RUNG = "rung "  # and the round: a key of the table `meta`
+
+
+def rungs_of(db: sqlite3.Connection) -> Iterator[tuple[int, int, float, int]]:
+    """Yield round, rung, need and members of the rounds that had several rungs to choose from."""
+    for key, value in db.execute("SELECT key, value FROM meta WHERE key GLOB ?", (f"{RUNG}[0-9]*",)):
+        rung, need, members = value.split()
+        yield int(key.removeprefix(RUNG)), int(rung), float(need), int(members)
+
+
 def count_rounds(db: sqlite3.Connection) -> int:
     """Count the committed rounds."""
     (found,) = db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
@@ -187,8 +197,9 @@ def verify_rows(db: sqlite3.Connection) -> SampleRanges:
     (total,) = db.execute("SELECT coalesce(sum(counted), 0) FROM rounds").fetchone()
     if count_samples(ids) != total:
         raise LedgerError("the rounds and the leases disagree about how many samples were counted")
-    for key in ("term", "local_steps"):
-        int(meta_value(db, key, "0"))
+    int(meta_value(db, "term", "0"))
+    for _ in rungs_of(db):
+        pass
     for standing, strikes in db.execute("SELECT standing, strikes FROM peers"):
         if standing not in STANDINGS or not isinstance(strikes, int):
             raise ValueError(f"a peer's standing is {standing!r}, with {strikes!r} strikes")

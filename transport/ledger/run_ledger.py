@@ -43,6 +43,7 @@ from transport.protocol import (
 
 from .book_tables import (
     MALFORMED,
+    RUNG,
     Change,
     count_rounds,
     counted_ids,
@@ -52,6 +53,7 @@ from .book_tables import (
     packets_end,
     post,
     rows_of,
+    rungs_of,
     verify_rows,
 )
 from .books import (
@@ -111,6 +113,20 @@ class RoundRow:
 
 
 @dataclass(frozen=True)
+class RungRow:
+    """The rung of a committed round, and what the next one follows from (transport/scheduling/leases.py)."""
+
+    round: int
+    rung: int
+    need: float
+    members: int
+
+    def note(self) -> dict[str, str]:
+        """Return the note of it that `commit` takes."""
+        return {f"{RUNG}{self.round}": f"{self.rung} {self.need!r} {self.members}"}
+
+
+@dataclass(frozen=True)
 class EvaluationRow:
     round: int
     step: int
@@ -154,7 +170,7 @@ class Recovered:
     evaluation: EvaluationRow | None = None  # the newest
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
     term: int = 0  # number of times the ledger was opened to write
-    local_steps: int = 0  # of the newest round that was opened; 0: none was
+    rungs: tuple[RungRow, ...] = ()  # of the rounds, where they had several to choose from
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
 
@@ -308,7 +324,6 @@ class Ledger:
         self,
         round: int,
         leases: dict[str, SampleRanges],
-        local_steps: int = 1,
         sessions: Sequence[OpenSession] = (),
     ) -> None:
         """Note a round that opened: who (by session) holds which samples, and how it differs from others.
@@ -319,7 +334,7 @@ class Ledger:
         new = [[one.session, one.name, one.hardware, one.key] for one in sessions]
         rows = [[round, session, pack_ranges(ids)] for session, ids in leases.items()]
         begun = [Change("sessions", new)] if new else []
-        self._write(*begun, Change("leased", rows), meta_rows({"local_steps": str(local_steps)}))
+        self._write(*begun, Change("leased", rows))
 
     def commit(
         self,
@@ -392,6 +407,10 @@ class Ledger:
         """Return the committed rounds from `start` on."""
         rows = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (start,))
         return [row_of(columns) for columns in rows]
+
+    def rungs(self) -> list[RungRow]:
+        """Return the rungs of the committed rounds, in order, with what the next ones follow from."""
+        return sorted((RungRow(*one) for one in rungs_of(self._db)), key=lambda row: row.round)
 
     def evaluations(self) -> list[EvaluationRow]:
         rows = self._db.execute("SELECT * FROM evaluations ORDER BY round")
@@ -477,7 +496,7 @@ class Ledger:
             evaluation=evaluations[-1] if evaluations else None,
             recent=tuple(rounds[-RECENT:]),
             term=self.term,
-            local_steps=int(meta_value(self._db, "local_steps", "0")),
+            rungs=tuple(self.rungs()),
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),
         )

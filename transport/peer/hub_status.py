@@ -51,6 +51,8 @@ class HubStatus(msgspec.Struct):
     licence: str = ""
     parameters: Count = 0
     local_steps: Annotated[int, Meta(ge=0, le=2**32)] = 1
+    rung: str = ""
+    need: Finite = 0.0
     since_s: Seconds = 0.0
     step: Count = 0
     max_steps: Count = 0

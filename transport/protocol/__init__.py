@@ -46,7 +46,7 @@ from .names import (
     round_of,
     unique_name,
 )
-from .run_settings import HubDelegate, RunSettings, WeightedPacket
+from .run_settings import HubDelegate, Rung, RunSettings, WeightedPacket
 from .run_url import (
     RUN_NAME,
     TOKEN_BYTES,

@@ -108,6 +108,8 @@ class RoundCommitted(Event):
     eta_s: float | None = None  # to the end of the run, at the rate of late; None: not known yet
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
     local_steps: int = 1  # steps of the round
+    rung: str = ""  # of the round, for people
+    need: float = 0.0  # steps whose compute an exchange of the recipe's own packets takes; 0: not known
     extra: dict[str, Any] = field(default_factory=dict)  # fields of extensions
 
 

@@ -121,8 +121,8 @@ class Report(Message, frozen=True, omit_defaults=True):
     figures: Figures = []
     # rounds in flight at this peer, whose aggregates its global model lacks; 0 unless staleness is above 1
     behind: Annotated[int, Meta(ge=0, le=MOST_IN_FLIGHT)] = 0
-    # Local steps whose compute an exchange of its sparsest packets takes on its own line, where the run
-    # chooses them (leases.py); 0: not known
+    # local steps whose compute an exchange of the recipe's own packets takes on its own line, whatever this
+    # round's are (leases.py); 0: not known
     needs: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
     extra: Extra = {}
 
@@ -268,7 +268,7 @@ class Round(Message, frozen=True, omit_defaults=True):
     # Ready again, once it is done.
     spans: Annotated[int, Meta(ge=1)] = 1
     fits: Size = 0  # bytes, the minimum of the members' reports: a limit for aggregates; 0: not known
-    local_steps: Count = 0  # of this round, where the run chooses them; 0: as the recipe says
+    rung: Count = 0  # of this round (leases.py): place among the settings that the recipe allows
     count: Count = 0  # members, where not all are named
     names: Word = ""  # `hash_of_names` of the members then
     extra: Extra = {}

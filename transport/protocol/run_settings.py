@@ -13,6 +13,17 @@ from .messages import File
 
 
 @dataclass(frozen=True)
+class Rung:
+    """One setting of a run's rounds, as far as the hub has to know it; the recipe has the rest."""
+
+    # steps whose compute an exchange of the recipe's own packets takes; where it is above, the next rung fits
+    need: float = 1.0
+    local_steps: int = 1
+    peers: int = 1  # members of its rounds, at least
+    words: str = ""  # what it is, for people
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """Settings of one run. The recipe is opaque here: a text and its hash."""
 
@@ -21,8 +32,8 @@ class RunSettings:
     recipe_hash: str  # sha256 of that text, hex
     samples: int  # each of 0 .. samples-1 is counted once, then the run is over
     global_batch: int  # samples of a step, all members together
-    # steps of a round: one number, or an ascending ladder on which the lines decide (leases.py)
-    local_steps: tuple[int, ...] = (1,)
+    # settings of a round, on which lines and members decide (leases.py), from the most bytes to the fewest
+    rungs: tuple[Rung, ...] = (Rung(),)
     cost: Callable[[int], float] | None = None  # of a sample's compute, by its id; None: all cost the same
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
@@ -70,7 +81,7 @@ class RunSettings:
 
     @property
     def lease_s(self) -> float:
-        longest = self.step_timeout * self.local_steps[-1]
+        longest = self.step_timeout * max(rung.local_steps for rung in self.rungs)
         return 3 * longest if self.lease_timeout is None else self.lease_timeout
 
     @property
@@ -109,8 +120,9 @@ class HubDelegate(Protocol):
         a packet.
         """
 
-    def fits(self, size: int) -> None:
-        """Limit the next aggregates to `size` bytes, which all members can fetch beside their compute."""
+    def opens(self, size: int, rung: int) -> None:
+        """Prepare for a round on a rung, before its members are told of it: limit aggregates from now on to
+        `size` bytes, which all members can fetch beside their compute; 0: not known."""
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         """Aggregate: one packet from the updates, which are sorted by peer.

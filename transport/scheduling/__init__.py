@@ -3,5 +3,5 @@
 from .exchange import Exchange, RoundHistory, row_of
 from .figures import RoundFigures, round_figures
 from .hub_extension import CommitSeconds, HubExtension, Lines, Sums, UnderWay, UploadKind
-from .leases import Leases, LoadBalancer
+from .leases import Ladder, Leases, LoadBalancer
 from .rounds import PHASES, Phase, Rounds

@@ -11,9 +11,9 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from transport import actions as do
-from transport.ledger import HEADER_SIZE, Recovered, RoundRow
+from transport.ledger import HEADER_SIZE, Recovered, RoundRow, RungRow
 from transport.membership import Session, TrafficDelta
-from transport.protocol import events, hash_of_names, messages
+from transport.protocol import count_samples, events, hash_of_names, messages
 
 from .figures import Evaluation, middle_norm
 from .leases import Leases, need_of_round
@@ -32,8 +32,10 @@ class Exchange:
     keys: dict[str, str] = field(default_factory=dict)  # name -> key
     spans: dict[str, int] = field(default_factory=dict)  # session -> rounds its lease lasts, above 1
     fits: int = 0  # bytes of an aggregate that members can fetch beside their compute; 0: not known
+    rung: int = 0
     local_steps: int = 1
 
+    noted: RungRow | None = None  # for the ledger, where the rung may change
     reports: dict[str, messages.Report] = field(default_factory=dict)
     uploads: set[str] = field(default_factory=set)  # sessions whose packet is here, whole
     claims: dict[str, list[int]] = field(default_factory=dict)  # session -> rounds its update delivers
@@ -66,7 +68,7 @@ class Exchange:
         message = messages.Round(self.round, self.step, steps, names, samples, True, part or 0, parts)
         if many:
             message = replace(message, count=len(self.members), names=self.hash)
-        return replace(message, spans=self.spans.get(session.id, 1), fits=self.fits)
+        return replace(message, spans=self.spans.get(session.id, 1), fits=self.fits, rung=self.rung)
 
     def waited(self, session: str) -> float:
         """Return the seconds that a member's update has waited for others; 0: it has not arrived in time."""
@@ -108,10 +110,10 @@ class Exchange:
             refused=refused,
         )
 
-    def need(self, accepted: Iterable[str], done: do.CommitDone) -> float:
-        """Return the local steps that this round's exchange needed; 0: not known."""
-        peers = ((self.reports[s].needs, done.tokens.get(self.members[s], 0)) for s in accepted)
-        return need_of_round(peers)
+    def need(self, claims: Iterable[do.Claim]) -> float:
+        """Return the local steps that an exchange of the recipe's own packets needs; 0: not known."""
+        samples = ((c.session, sum(map(count_samples, c.leases.values()))) for c in claims)
+        return need_of_round((self.reports[session].needs, many) for session, many in samples)
 
     def event(
         self, accepted: list[str], done: do.CommitDone, moved: Mapping[str, TrafficDelta], now: float
@@ -142,6 +144,7 @@ class Exchange:
             fetched={peer: m.fetched for peer, m in moved.items() if m.fetched},
             deadline=self.deadline - self.opened,
             local_steps=self.local_steps,
+            need=self.noted.need if self.noted is not None else 0.0,
         )
 
 

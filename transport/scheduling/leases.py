@@ -1,5 +1,5 @@
-"""The work of a round: leases of samples, shares of the batch, and local steps. Every sample is in exactly
-one place: the pool, one lease, or counted.
+"""The work of a round: leases of samples, shares of the batch, and the rung. Every sample is in exactly one
+place: the pool, one lease, or counted.
 
     pool --grant--> held --claim--> claimed --count--> counted
       ^---revoke-----'  <--refuse---'
@@ -27,21 +27,29 @@ ByteScale (Ge et al., 2025) balances sequences.
 - Part of a lease's time is fixed. Shares that follow samples / seconds still converge to equal times: a new
   share is the old one x time of all / own time.
 
-**Local steps** of a round (H), adapted to what the lines carry.
+**The rung** of a round: the setting that all its members share. It follows from what their lines carry, and
+from how many they are.
 
-    need of a peer    local steps whose compute an exchange of its sparsest packets takes on its own line
-                      (bandwidth_budget.py); the same whatever H is
+    need of a peer    local steps whose compute an exchange of the recipe's own packets takes on its own line
+                      (bandwidth_budget.py); the same on whatever rung
     need of a round   the smallest that is enough for all peers but OUTLIERS of the work
-    need of a block   the median of its BLOCK rounds
+    of a block        the medians of needs and members in its BLOCK rounds
 
-After each block H moves by one rung at most: up if the need is above H, down if the need is within SPARE of
-the rung below. So
+A rung *fits* if the need is at most its own, and members are at least its `peers`, or STAY of them where the
+run is on it. Of rungs in order of bytes, those behind one that fits do, too. After each block the run
 
-- on a steady line H comes to rest, also where needs vary by less than 1 / SPARE: what makes it rise from a
-  rung and what makes it fall back to that rung are further apart than that;
-- H follows from rung and need, and is monotone in both. Blocks end at the same rounds in every run. So lines
-  that carry more never lead to a larger H;
-- a round takes at most twice as long as the one before it, which the straggler deadline allows for.
+- goes to the first rung that fits, where its own does not; but H at most doubles;
+- goes back to the first rung that would fit with a need of 1 / SPARE of this one and all its `peers`.
+
+So
+
+- with steady lines and members it comes to rest, also where needs vary by less than 1 / SPARE: what makes it
+  leave a rung and what makes it come back are further apart than that;
+- the rung follows from the one before, need and members, and is monotone in all three. Blocks end at the same
+  rounds in every run. So lines that carry more, or more members, never lead to a later rung;
+- it is back within two blocks after a change of lines, where H is the same;
+- a round takes at most twice as long as the one before it, which the straggler deadline allows for;
+- all of it is in the ledger, so a restarted hub, and who verifies the run, find the same rungs.
 """
 
 from __future__ import annotations
@@ -55,7 +63,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 from statistics import median, median_high, median_low
 
-from transport.protocol import SamplePool, SampleRanges, count_samples, minus
+from transport.protocol import Rung, SamplePool, SampleRanges, count_samples, minus
 
 
 @dataclass
@@ -268,49 +276,63 @@ def split(batch: int, speeds: Sequence[float], round: int) -> list[int]:
 
 
 BLOCK = 5  # rounds: most of the arrivals that a straggler deadline remembers are then of the newest H
-SPARE = 0.8  # of the lower rung
-OUTLIERS = 0.25  # of the tokens of a round
+SPARE = 0.8  # of a rung's need
+STAY = 0.75  # of a rung's peers
+OUTLIERS = 0.25  # of the samples of a round
 
 
 @dataclass(frozen=True)
-class StepLadder:
-    """H of a run's next round; immutable, each committed round gives the next one."""
+class Ladder:
+    """The rung of a run's next round; immutable, each committed round gives the next one."""
 
-    rungs: tuple[int, ...]  # ascending; a single one is never left
-    steps: int  # H: one of the rungs
+    rungs: tuple[Rung, ...]  # needs ascend, peers descend; a single one is never left
+    at: int  # the place of the rung
     needs: tuple[float, ...] = ()  # of the rounds of this block, as far as known
+    members: tuple[int, ...] = ()  # of the same rounds
+
+    @classmethod
+    def of(cls, rungs: tuple[Rung, ...]) -> Ladder:
+        """Begin on the first rung that is for any number of members."""
+        return cls(rungs, next(at for at, rung in enumerate(rungs) if rung.peers == 1))
 
     @property
-    def climbs(self) -> bool:
-        """Tell whether H may change."""
-        return len(self.rungs) > 1
+    def steps(self) -> int:
+        """Return H."""
+        return self.rungs[self.at].local_steps
 
-    def committed(self, round: int, need: float) -> StepLadder:
-        """Note the need of a round; 0: not known. The last round of a block may change H."""
+    def committed(self, round: int, need: float, members: int) -> Ladder:
+        """Note a round: its need, 0: not known, and its members. The last one of a block may end the rung."""
         needs = (*self.needs, need) if need > 0 else self.needs
+        counts = (*self.members, members) if need > 0 else self.members
         if (round + 1) % BLOCK:
-            return replace(self, needs=needs)
+            return replace(self, needs=needs, members=counts)
         known = 2 * len(needs) > BLOCK
-        return StepLadder(self.rungs, self._after(median_low(needs)) if known else self.steps)
+        return Ladder(self.rungs, self._after(median_low(needs), median_low(counts)) if known else self.at)
 
-    def _after(self, need: float) -> int:
-        at = self.rungs.index(self.steps)
-        lower = self.rungs[max(0, at - 1)]
-        if need > self.steps:
-            return self.rungs[min(at + 1, len(self.rungs) - 1)]
-        return lower if need <= SPARE * lower else self.steps
+    def _after(self, need: float, members: int) -> int:
+        stays = self._first(need, members / STAY)
+        returns = self._first(need / SPARE, members)
+        to = min(max(self.at, stays), returns)
+        while self.rungs[to].local_steps > 2 * self.steps:
+            to -= 1
+        return to
+
+    def _first(self, need: float, members: float) -> int:
+        """Return the place of the first rung that fits; of the last one, where none does."""
+        fits = (at for at, rung in enumerate(self.rungs) if need <= rung.need and members >= rung.peers)
+        return next(fits, len(self.rungs) - 1)
 
 
 def need_of_round(peers: Iterable[tuple[float, int]]) -> float:
-    """Return the need of a round from (need, tokens) of its peers; 0: not known.
+    """Return the need of a round from (need, samples) of its peers; 0: not known.
 
     Peers whose own need is not known have no say.
     """
-    known = sorted((need, tokens) for need, tokens in peers if need > 0 and tokens > 0)
-    above = sum(tokens for _, tokens in known)
+    known = sorted((need, samples) for need, samples in peers if need > 0 and samples > 0)
+    above = sum(samples for _, samples in known)
     allowed = OUTLIERS * above
-    for need, tokens in known:
-        above -= tokens
+    for need, samples in known:
+        above -= samples
         if above <= allowed:
             return need
     return 0.0

@@ -24,7 +24,7 @@ from msgspec import structs
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.ledger import EvaluationRow, Recovered
+from transport.ledger import EvaluationRow, Recovered, RungRow
 from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import (
     RunSettings,
@@ -40,7 +40,7 @@ from .disputes import Disputes
 from .exchange import Exchange, RoundHistory, fitting
 from .figures import Evaluation, Evaluations, possible_report, why_impossible
 from .hub_extension import HubExtension
-from .leases import Leases, LoadBalancer, StepLadder
+from .leases import Ladder, Leases, LoadBalancer
 from .straggler_deadline import StragglerDeadline
 
 SHOWN = 8  # rounds, or names, in a warning
@@ -100,9 +100,10 @@ class Rounds:
         self.exchange: Exchange | None = None
         self.busy = False  # the newest round has members that the run knows: who is unknown comes after them
         self.leases = Leases(settings.samples, recovered.counted)
-        known = recovered.local_steps in settings.local_steps
-        steps = recovered.local_steps if known else settings.local_steps[0]
-        self.ladder = StepLadder(settings.local_steps, steps)
+        self.ladder, self.need = Ladder.of(settings.rungs), 0.0  # of the newest round whose lines are known
+        for row in recovered.rungs:
+            self.need = row.need or self.need
+            self.ladder = self.ladder.committed(row.round, row.need, row.members)
         self.history = RoundHistory(recovered)
         self.disputes = Disputes({row.round: row.fingerprint for row in recovered.recent if row.fingerprint})
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
@@ -520,6 +521,7 @@ class Rounds:
             keys={p.name: p.key for p in ready},
             spans=spans,
             fits=fitting([p.fits for p in here if p.fits and (p.proven or not self.busy)]),
+            rung=self.ladder.at,
             local_steps=self.ladder.steps,
         )
         self._deadline.cap = self._longest
@@ -533,8 +535,8 @@ class Rounds:
         for one in self.extensions:
             one.opens(ex, granted)
         self._enter(Phase.OPENING)
-        size, new = (ex.fits, ex.local_steps), self._members.to_record(granted)
-        self._out.add(do.Lease(self.round, granted, *size, new))
+        new = self._members.to_record(granted)
+        self._out.add(do.Lease(self.round, granted, ex.fits, ex.rung, new))
 
     def _grant(self, ready: list[Session]) -> tuple[dict[str, SampleRanges], dict[str, int]]:
         """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
@@ -594,8 +596,6 @@ class Rounds:
     def _announce(self, session: Session, ex: Exchange) -> None:
         samples = count_samples(self.leases.ids(session.id, ex.round) or ())
         message = ex.message(session, self.settings.steps, samples, self.evaluations.now)
-        if self.ladder.climbs:
-            message = structs.replace(message, local_steps=ex.local_steps)
         if extra := {one.name: body for one in self.extensions if (body := one.announce(ex, session))}:
             message = structs.replace(message, extra=extra)
         self._out.send(session.conn, message)
@@ -679,7 +679,11 @@ class Rounds:
                 if self.disputes.known(round) is not None:
                     agreed[round] = said[here[0]]
         refused = {name: why for one in self.extensions for name, why in one.refusals(ex).items()}
-        self._out.add(replace(ex.commit(self.leases, refused, agreed), last_loss=self.history.loss))
+        action = ex.commit(self.leases, refused, agreed)
+        if len(self.settings.rungs) > 1:
+            ex.noted = RungRow(ex.round, ex.rung, ex.need(action.claims), len(ex.members))
+            action = replace(action, rung=ex.noted)
+        self._out.add(replace(action, last_loss=self.history.loss))
 
     def _work(self, session: Session) -> int:
         """Count the updates of a session in the run; the host's own machine comes before all others."""
@@ -746,7 +750,9 @@ class Rounds:
                 self.disputes.claims(session.id, *session.ready_claim)
                 session.ready_claim = None
         self.round += 1
-        self.ladder = self.ladder.committed(ex.round, ex.need(accepted, done))
+        if ex.noted is not None:
+            self.ladder = self.ladder.committed(ex.round, ex.noted.need, ex.noted.members)
+            self.need = ex.noted.need or self.need
         event = ex.event(accepted, done, self._members.tell_traffic(), now)
         for name, why in sorted(done.impossible.items()):
             self._out.warn(f"reports what cannot be: {why}", name)
@@ -757,6 +763,7 @@ class Rounds:
             step=self.step,
             steps=steps,
             counted=counted,
+            rung=self.settings.rungs[ex.rung].words,
             eta_s=self.eta_s(now),
             loss=done.loss,
             figures=done.figures,

@@ -55,15 +55,15 @@ class BandwidthBudget:
     full: bool = False  # one of them was nearly the size that fits
     over: bool = False  # both were larger than that
 
-    def opened(self, steps: int) -> BandwidthBudget:
-        return replace(self, steps=steps)
+    def opened(self, steps: int, staleness: int) -> BandwidthBudget:
+        """Begin a round of so many local steps, whose exchange may take so many rounds."""
+        now, before = (min(max(one, 1), 2) for one in (staleness, self.staleness))
+        share = min(MOST_SHARE, self.share * now / before)
+        return replace(self, steps=steps, staleness=max(staleness, 1), share=share)
 
-    def computed(self, seconds: float) -> BandwidthBudget:
-        """Note what a local step has taken."""
-        return replace(self, times=after(self.times, seconds))
-
-    def encoded(self, seconds: float) -> BandwidthBudget:
-        return replace(self, encodes=after(self.encodes, seconds))
+    def computed(self, seconds: float, encoding: float = 0.0) -> BandwidthBudget:
+        """Note what a local step has taken, and what passed from the opening of a round to its upload."""
+        return replace(self, times=after(self.times, seconds), encodes=after(self.encodes, encoding))
 
     def sent(self, size: int, seconds: float) -> BandwidthBudget:
         full, over = 0 < FULL * self.up <= size, 0 < self.up < FULL * size
@@ -74,11 +74,6 @@ class BandwidthBudget:
         over = self.over and 0 < self.down < FULL * size
         downs = measured(self.downs, size, seconds)
         return replace(self, downs=downs, spent=spent, full=full, over=over)
-
-    @classmethod
-    def of(cls, staleness: int) -> BandwidthBudget:
-        """Return the budget of a run, before anything was measured."""
-        return cls(share=SHARE * min(max(staleness, 1), 2), staleness=max(staleness, 1))
 
     def ended(self, seconds: float, committed: float = 0.0) -> BandwidthBudget:
         """Adapt the share: the aggregate arrived so many seconds after the round was opened, which was
@@ -116,8 +111,7 @@ class BandwidthBudget:
             return 0.0
         up, down = size / median(self.ups), size / median(self.downs)
         up += median(self.encodes) if self.encodes else 0.0
-        taken = up + down if self.staleness == 1 else max(up, down)
-        return taken / (AIM * median(self.times))
+        return (up + down) / (AIM * median(self.times))
 
 
 def after(values: Last, new: float) -> Last:

@@ -249,8 +249,7 @@ class AggregatorThread:
         with self._lock:
             self._parts = {key: part for key, part in self._parts.items() if key[0] >= order.round}
         self._round, self._aggregates = order.round, bool(order.shards)
-        if order.fits:
-            self.backend.fits(order.fits)
+        self.backend.opens(order.fits, order.rung)
         given = self.backend.own(order.shards)
         self._shards.opened(order.round, order.keys, self.backend.longest(order.round))
         self._report_parts(order.round)  # of a reopened round the hub does not know the parts reported before

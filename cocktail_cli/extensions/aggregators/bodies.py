@@ -72,6 +72,7 @@ class Open(Order, frozen=True):
     shards: Shards
     keys: messages.ByName  # name -> key of each member
     fits: messages.Size = 0  # bytes: a limit for the aggregate; 0: not known
+    rung: messages.Count = 0  # of the round
 
 
 class Close(Order, frozen=True):

@@ -68,6 +68,7 @@ class DurableShards:
                 mine = shards_in(packet, len(self.aggregator.shards))
                 # given up, and not yet at the hub
                 self.aggregator.assign({*self.aggregator.assigned, *mine})
+                self.aggregator.take_p_of(record.round, packet)
                 self._take_back = before(self.aggregator, record.round)
                 self.aggregator.replay(record.round, updates, packet)
                 self.pending, self._handoffs = (record.round, packet), record.inherited
@@ -78,16 +79,17 @@ class DurableShards:
         """Aggregate exactly these shards from now on; return the e of those given up."""
         return self.aggregator.assign(shards)
 
-    def fits(self, size: int) -> None:
-        """Limit the packet of all shards to `size` bytes from now on."""
-        self.aggregator.set_budget(size)
+    def opens(self, size: int, rung: int) -> None:
+        """Limit the packet of all shards to `size` bytes from now on, on the round's rung."""
+        self.aggregator.open(size, rung)
 
     def longest(self, round: int) -> int:
         """Return the most bytes of an update of these shards in `round` or the next: FP32, indices."""
-        mix, owned = self.aggregator.compressor, self.aggregator.assigned.values()
+        mixes, owned = self.aggregator.rate.richest, self.aggregator.assigned.values()
         return max(
             SPARE + sum(SPARE + 8 * mix.schedule(o.shard.size, o.shard.seed, r).m for o in owned)
             for r in (round, round + 1)
+            for mix in mixes
         )
 
     def handed(self) -> None:

@@ -153,9 +153,9 @@ class ShardCoordinator(HubExtension):
         if now.round != ex.round:
             return b""
         if (mine := now.aggregators.get(session.id)) is not None:
-            self._say(session, bodies.Open(ex.round, mine.shards, dict(ex.keys), ex.fits))
+            self._say(session, bodies.Open(ex.round, mine.shards, dict(ex.keys), ex.fits, ex.rung))
         elif session.address and self._aggregated.get(session.id):
-            self._say(session, bodies.Open(ex.round, [], {}))
+            self._say(session, bodies.Open(ex.round, [], {}, rung=ex.rung))
         if not now.aggregators:
             return b""
         infos = [one for s, one in now.aggregators.items() if s in self._members]

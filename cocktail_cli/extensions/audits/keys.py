@@ -21,10 +21,10 @@ class Keys(ExtensionSection):
 
     def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:
         """Yield what audits cannot do: their sketches go with a report, their samples are leased again."""
-        most = recipe.training.global_batch_size * recipe.compression.step_rungs[-1]
+        most = recipe.training.global_batch_size * max(one.local_steps for one in recipe.compression.rungs)
         if most > MOST_SKETCHED:
             text = f"a round has {most:,} samples; audits take {MOST_SKETCHED:,} at most"
-            yield Conflict("audits", text, "no `audits:`, or a smaller batch")
+            yield Conflict("audits", text, "no `audits:`, a smaller batch, or compression.local_steps=1")
         if not recipe.hub_sums:
             yield Conflict("audits", "needs the packets at the hub: owners: hub")
         if recipe.training.torch_compile:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, paragraphs, readable
-from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
+from cocktail_cli.ui import counted, duration_text, megabytes, rung_text, short, time_left_text, timestamp
 
 from .run_history import Contribution, Point, Presence, Round, RunHistory, flattened
 
@@ -114,6 +114,8 @@ def words(c: RunHistory) -> Iterator[str]:
         held = f"; on held-out data {trend(c.evaluations, '.4f')}" if c.evaluations else ""
         best = f", best {best_of(c, 'step ')}" if len(c.evaluations) > 1 else ""
         yield f"The loss in training {trend(losses, '.4f')}{held}{best} (nats a {about.term})."
+    if c.need:
+        yield f"Rounds have {rung_text(c.rung, c.need)}."
     if up := sum(r.up for r in c.rounds):
         down, times = sum(r.down for r in c.rounds), ratio_of(c)
         below = f", {times:,.0f} times less than all parameters in FP16" if times else ""

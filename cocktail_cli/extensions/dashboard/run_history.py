@@ -126,6 +126,8 @@ class RunHistory:
     rounds: tuple[Round, ...] = ()
     before: tuple[Point, ...] = ()  # losses of rounds before the first answer
     evaluations: tuple[Point, ...] = ()  # losses of the global model on held-out data
+    rung: str = ""  # setting of the newest round
+    need: float = 0.0  # why it has that one: see `Step`; 0: unknown
     parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their parts
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first
@@ -303,7 +305,7 @@ class RunFolderReader:
         elif kind == "peer_left":
             self.change(event["peer"], left=at, reason=event["reason"])
         elif kind == "step":
-            self.know(steps=event["steps"])
+            self.know(steps=event["steps"], rung=event.get("rung", ""), need=event.get("need", 0.0))
             if event["round"] < len(self.rounds):
                 self.measure(event)
             else:
@@ -416,6 +418,8 @@ class RemoteReader:
             state=answer["state"],
             step=answer["step"],
             steps=answer["max_steps"],
+            rung=answer["rung"],
+            need=answer["need"],
             started=min([known.started or now, *(one.joined for one in new)]),
             evaluations=tuple((step, loss) for step, loss in answer["eval_losses"]),
             parts={name: one.answered(known.parts.get(name), answer) for name, one in self.parts.items()},

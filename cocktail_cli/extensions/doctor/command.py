@@ -526,7 +526,7 @@ def sent(rate: float | None) -> Finding:
     if rate is None:
         return found("ok", "line", "the hub takes no trial uploads: how fast this line sends is not known")
     if rate <= FIRST / SLOWEST:
-        hint = "packets will be late: compression.topk_ratio lower, or another line"
+        hint = "packets will be late on this line: take another"
         return found("warn", "line", f"less than {8e-3 * rate:.0f} kbit/s up", hint)
     return found("ok", "line", f"{8 * rate / 1e6:.1f} Mbit/s up")
 
@@ -550,18 +550,20 @@ def pace(status: dict[str, Any], recipe_text: str, up: float, down: float) -> Fi
         text = f"a packet of {megabytes(packet)} takes {packet / up:.1f} s up and {packet / down:.1f} s down"
         return found("ok", "pace", f"{text}; no peer has trained yet, so its share of a round is not known")
     line = shared_line(status, LinkSpeed(up, down, "this line's up", "this line's down"))
-    cost = replace(cost_of_step(recipe, packet, median(took) / steps, line), every=steps)
-    rate = adaptive_rate_of(recipe.compression)
-    usual = replace(rate, at=rate.usual, size=packet)
-    sent = usual.within(packet * cost.fitting) if cost.fitting < 1 else usual
+    settings = [one.words for one in recipe.compression.rungs]
+    at = settings.index(status["rung"]) if status.get("rung") in settings else recipe.compression.first_rung
+    cost = cost_of_step(recipe, packet, median(took) / steps, line, rung=at)
+    rate = adaptive_rate_of(recipe.compression).on(at)
+    usual = replace(rate, at=rate.usual, size=cost.packet)
+    sent = usual.within(cost.packet * cost.fitting) if cost.fitting < 1 else usual
     seconds = steps * cost.compute / cost.computing
     many = f" and {steps} steps" if steps > 1 else ""
     text = f"rounds of {seconds:.1f} s{many}, of which {steps * cost.compute:.1f} s compute"
-    text += f" ({cost.computing:.0%}), at K = {sent.compressor.topk_ratio:.2g}"
+    text += f" ({cost.computing:.0%}), at {cost.rung}; this line's K is {sent.compressor.topk_ratio:.2g}"
     text += f"; the bottleneck is {cost.slowest}"
     if cost.computing >= ENOUGH:
         return found("ok", "pace", text)
-    return found("warn", "pace", text, "another line; or the host: compression.staleness, local_steps: auto")
+    return found("warn", "pace", text, "another line; or the host: compression.auto=true")
 
 
 def shared_line(status: dict[str, Any], own: LinkSpeed) -> LinkSpeed:

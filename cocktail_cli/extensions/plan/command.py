@@ -28,16 +28,11 @@ if TYPE_CHECKING:
 MBIT = 1e6 / 8  # bytes per second
 RATE = 100 * MBIT  # of a peer's line, unless --lines says another
 LINES = re.compile(r"(?P<hub>hub=)?(?P<up>\d+(\.\d+)?)(/(?P<down>\d+(\.\d+)?))?|listen=(?P<listen>\d+)")
-SPARSE, LONGER = "compression.preset=cocktail-thin", "compression.local_steps=auto"
-IN_FLIGHT = "compression.staleness=2"
-# for lines that the sparsest packets fill: what costs the least quality first
-THIN = ((SPARSE,), (IN_FLIGHT,), (LONGER,), (IN_FLIGHT, LONGER))
-CUT = 0.3  # share of the recipe's packet below which SPARSE ends at a lower loss (recipes/LOG.md, 2026-11-26)
-ALGORITHM, RESULTS = "recipes/ALGORITHM.md", "scripts/RESULTS.md"
+FREE = ("compression.auto=true", "compression.preset=cocktail")  # leave it to the run
+RESULTS = "scripts/RESULTS.md"
 MANY = 1000  # steps of a plan whose data do not say how many they are
 CARRIES = 0.9  # of a line's rate, in packets: the rows at 20 Mbit/s of RESULTS.md have 0.91 and 0.87
 UTILISATION = 0.35  # of a device's peak, as a rule of thumb: `--step-time` replaces it by a measurement
-ENOUGH = 0.95  # share of the time that devices compute
 # Changes that save memory, those that hurt the result most last; the first sufficient one is proposed.
 SMALLER = (
     "training.activation_checkpointing=true",
@@ -190,7 +185,7 @@ def plan(
     Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu", "precision",
     "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}], "bytes", "fits",
     ...}, "traffic", "time", "line": {"computing" (share of the time), "over_hub" (aggregates over the hub's
-    line in a round), "bottleneck", "hub_alike": {"computing", "bottleneck"} (with the hub on such a line)},
+    line in a round), "rung", "bottleneck", "hub_alike": {"computing", "bottleneck"} (hub on such a line)},
     "loss": {"over" (share above all-reduce's), "peers", "beyond"} or null, "disk": {"host", "peer"} (bytes
     by what they are of), "stages": {"machines", "sent" (bytes to neighbours in a step)}, "bottleneck",
     "hint"}
@@ -282,7 +277,7 @@ def make(asked: Asked) -> Plan:
         compute = max(compute, stage_line / (asked.line.carries * min(asked.line.up, asked.line.down)))
     packet = packet_bytes(recipe, memory.parameters)
     lines = [asked.line_with(hub, recipe, peers) for hub in (asked.hub, asked.line)]
-    step, alike = (cost_of_step(recipe, packet, compute, line) for line in lines)
+    step, alike = (cost_of_step(recipe, packet, compute, line, peers) for line in lines)
     samples = known.samples(recipe)
     most = recipe.training.max_steps
     steps = most if most > 0 else recipe.training.total_steps(samples) if samples else None
@@ -375,7 +370,7 @@ def topk_within(recipe: Recipe, parameters: int, link: LinkSpeed, seconds: float
             changed = recipe.model_copy(
                 update={"compression": recipe.compression.model_copy(update={"topk_ratio": keep})}
             )
-            if cost_of_step(changed, packet_bytes(changed, parameters), 0.0, link).whole <= seconds:
+            if cost_of_step(changed, packet_bytes(changed, parameters), seconds, link).whole <= seconds:
                 return keep
     return None
 
@@ -388,9 +383,6 @@ def quicker(plan: Plan) -> str:
         if keep is not None and step.sparsest == step.packet:  # else the run chooses K by itself
             return f"compression.topk_ratio={keep:g} hides the exchange behind the compute"
         return for_thin_lines(plan) or "a larger training.global_batch_size gives the line more time"
-    if step.fitting < CUT and recipe.compression.preset == "cocktail":
-        cut = f"packets of {step.fitting:.0%} of the recipe's"
-        return f"{SPARSE} ends at a lower loss than {cut}; see {ALGORITHM}"
     busy = math.floor(plan.peers * step.compute / max(step.busy, 1e-9))
     most = min(busy, recipe.training.global_batch_size)
     if most > plan.peers:
@@ -399,29 +391,25 @@ def quicker(plan: Plan) -> str:
 
 
 def for_thin_lines(plan: Plan) -> str:
-    """Suggest the first changes of THIN with which devices compute nearly always, or as much as can be."""
+    """Suggest to leave to the run what it may choose, where devices compute more then."""
     from recipes.errors import RecipeError
     from recipes.planning import cost_of_step, packet_bytes
 
-    asked, step, shares = plan.asked, plan.step, dict[str, float]()
-    for changes in THIN:
-        if SPARSE in changes and plan.recipe.compression.preset != "cocktail":
-            continue  # another method, or adapters
+    asked, step = plan.asked, plan.step
+    for change in FREE:
         try:
-            recipe = asked.request.load(*changes)
+            recipe = asked.request.load(change)
         except RecipeError:
-            continue  # excluded by another key, or nothing that the recipe does not say
-        line = asked.line_with(asked.hub, recipe, plan.peers)
-        packet = packet_bytes(recipe, plan.memory.parameters) if SPARSE in changes else step.packet
-        cost = cost_of_step(recipe, packet, step.compute, line)
-        if SPARSE not in changes or cost.fitting >= CUT:
-            shares[" ".join(changes)] = cost.computing
-    best = max(shares.values(), default=0.0)
-    if best < 1.1 * step.computing:
-        return ""
-    change = next(name for name, share in shares.items() if share >= min(best, ENOUGH))
-    now = f"instead of {step.computing:.0%}"
-    return f"{change} lets devices compute {shares[change]:.0%} of the time {now}; see {ALGORITHM}"
+            continue  # nothing that the recipe does not say
+        line, packet = (
+            asked.line_with(asked.hub, recipe, plan.peers),
+            packet_bytes(recipe, plan.memory.parameters),
+        )
+        cost = cost_of_step(recipe, packet, step.compute, line, plan.peers)
+        if cost.computing >= 1.1 * step.computing:
+            now = f"instead of {step.computing:.0%}"
+            return f"{change} lets devices compute {cost.computing:.0%} of the time {now}: at {cost.rung}"
+    return ""
 
 
 # ---- text --------------------------------------------------------------------------------------------------
@@ -485,7 +473,8 @@ def lines(plan: Plan) -> Iterator[str]:
 def line_words(step: StepCost) -> str:
     """Say how much of the time devices compute at a line, and what bounds the rounds."""
     sparser = f", with packets of {megabytes(step.packet * step.fitting)}" if step.fitting < 1 else ""
-    return f"devices compute {step.computing:.0%} of the time{sparser}; the bottleneck is {step.slowest}"
+    computing = f"devices compute {step.computing:.0%} of the time{sparser}"
+    return f"{computing}; the bottleneck is {step.slowest}; {step.rung}"
 
 
 def as_object(plan: Plan) -> dict[str, Any]:
@@ -524,6 +513,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "line": {
             "computing": step.computing,
             "over_hub": plan.over_hub,
+            "rung": step.rung,
             "bottleneck": step.slowest,
             "hub_alike": {"computing": plan.alike.computing, "bottleneck": plan.alike.slowest},
         },

@@ -26,6 +26,7 @@ from cocktail_cli.host import (
     begun_files,
     check_begun_files,
     replayed,
+    rungs_of,
 )
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import FILE, check_record, check_trust, read_run
@@ -220,6 +221,8 @@ class RunVerification:
                         compare_weights(folder, recipe, base, x)
                         self.compared.append(folder)
                 progress(x.round, len(rows))
+        with open_ledger(self.folder) as ledger, altered_if_damaged(f"the ledger in {self.folder}"):
+            check_rungs(recipe, ledger, x)
         self.found |= {"fingerprint": f"{x.fingerprint:016x}", "models": len(self.compared)}
 
     def _base(self, recipe: Recipe) -> Path:
@@ -251,6 +254,27 @@ class RunVerification:
                 said = f"{folder} was altered: its weights are no snapshot of this run"
                 raise Failure("altered", said, hints=("remove it: the ledger has all that is in it",))
         return sorted(known.items())
+
+
+def check_rungs(recipe: Recipe, ledger: Ledger, x: GlobalModel) -> None:
+    """Follow the run's ladder again by what its rounds measured. Raises Failure (altered) where a round was
+    on another rung, or its aggregate is of another one's sample."""
+    from compress import sampled, split
+    from recipes.algorithm import adaptive_rate_of
+    from transport.scheduling import Ladder
+
+    ladder, richest = Ladder.of(rungs_of(recipe)), adaptive_rate_of(recipe.compression).richest
+    if len(ladder.rungs) == 1:
+        return
+    rows = {row.round: row for row in ledger.rungs()}
+    for round, packet in ledger.packets():
+        row, mix = rows.get(round), richest[ladder.at]
+        expect(f"the rung of round {round}", row and row.rung, ladder.at)
+        for shard, part in zip(x.shards, split(packet, len(x.shards)), strict=True):
+            if part:
+                m = mix.schedule(shard.size, shard.seed, round).m
+                expect(f"the length of the sample of round {round}", sampled(part), m)
+        ladder = ladder.committed(round, row.need, row.members) if row is not None else ladder
 
 
 def is_merged(folder: Path, recipe: Recipe) -> bool:

@@ -45,7 +45,7 @@ import torch
 
 from cocktail_cli.assembly import UpdateJudge
 from cocktail_cli.errors import explain
-from recipes.algorithm import FEWEST, HELD, GlobalModel, adaptive_rate_of, decode_packet, median_of
+from recipes.algorithm import FEWEST, HELD, GlobalModel, adaptive_rate_of, median_of
 from recipes.config import Recipe
 from recipes.data import Corpus, shuffled_order
 from recipes.models import check_packing_isolation
@@ -247,17 +247,18 @@ class Probe:
 
     def gains(self, packets: Updates) -> dict[str, Gain]:
         """Measure the packets of the round of x'; empty where nothing was sent, or x' has diverged."""
-        where = list(self.global_model.samples())
-        g = [sample.take(shard.of(self.flat.grad)).numpy() for shard, sample in where]
-        steep = norm_of(np.concatenate(g))
+        g = dict[int, np.ndarray]()  # on the round's sample, by number of the shard
         norms, falls = dict[str, float](), dict[str, float]()
         for peer, packet, _ in packets:
-            pieces = decode_packet(packet, where, len(where), self.global_model.round).shard_updates
+            pieces = self.global_model.decode(packet).shard_updates
+            for one in pieces if not g else ():
+                g[one.shard.number] = one.sample.take(one.shard.of(self.flat.grad)).numpy()
             updates = [(piece.shard.number, piece.update.decoded()) for piece in pieces]
             values = np.concatenate([update.values.numpy() for _, update in updates])
             slopes = np.concatenate([g[number][update.positions.numpy()] for number, update in updates])
             norms[peer] = norm_of(values)
             falls[peer] = -float(np.dot(slopes.astype(np.float64), values))
+        steep = norm_of(np.concatenate([*g.values()])) if g else 0.0
         usual = median_of(list(norms.values()))  # M
         if not (usual > 0 and 0 < steep < float("inf")):
             return {}

@@ -196,7 +196,7 @@ class Turns(HubExtension):
     def _length(self) -> int:
         """Return the rounds of a turn."""
         s = self._settings
-        rounds = ceil(s.samples / (s.global_batch * s.local_steps[0]))
+        rounds = ceil(s.samples / (s.global_batch * min(rung.local_steps for rung in s.rungs)))
         return max(SHORTEST, rounds * self.places // max(self.places, len(self._turns) - self.places // 2))
 
     def _drawn(self, round: int, name: str) -> float:

@@ -73,18 +73,23 @@ def test_with_local_steps_a_ratio_and_seconds_are_of_a_step() -> None:
     assert (told.step_s, told.local_steps) == (plain.step_s / 5, 5)
 
 
-def test_a_run_that_changes_its_local_steps_says_so_and_the_seconds_are_still_of_a_step() -> None:
+def test_a_run_that_changes_its_rung_says_so_with_the_reason_and_the_seconds_are_still_of_a_step() -> None:
     """A round's members report the compute of the round before it."""
     narrator = Narrator(1_000_000)
     rounds = [(4, 1, 2.0), (5, 2, 2.0), (6, 2, 4.0)]
     told = [
         line
         for round, steps, compute_s in rounds
-        for line in narrator.tell(committed(round=round, local_steps=steps, compute_s={"a": compute_s}))
+        for line in narrator.tell(
+            committed(
+                round=round, local_steps=steps, rung=f"{steps} steps", need=27.1, compute_s={"a": compute_s}
+            )
+        )
     ]
 
     assert [line.state for line in told if isinstance(line, ours.Progressed)] == [
-        "rounds of 2 steps from round 5 on"
+        "from round 5 on, with 2 peers, 2 steps: "
+        "an exchange of the recipe's packets takes 27.1 steps' compute"
     ]
     steps = [line for line in told if isinstance(line, ours.Step)]
     assert [step.compute_s["a"] for step in steps] == [2.0, 2.0, 2.0]

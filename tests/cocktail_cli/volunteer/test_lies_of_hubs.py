@@ -149,8 +149,8 @@ LIES = {
     "a lease of 4 billion samples": Lie(
         "4,294,967,295 samples in 106 bytes", "lease/0", opens(), {"lease/": lambda _: PACKED + b"\xff" * 100}
     ),
-    "a billion samples": Lie("by the recipe a round has 8 samples", says=opens(samples=10**9)),
-    "a billion steps": Lie("in 1,000,000,000 local steps", says=opens(local_steps=10**9)),
+    "a billion samples": Lie("by the recipe a round has 8 at most", says=opens(samples=10**9)),
+    "a billionth rung": Lie("is on rung 1000000000", says=opens(rung=10**9)),
     "a packet of 64 GB": Lie(f"packet/0 {LONG}", "packet/0", commits(20_000), {"packet/": ENDLESS}),
     "a commit of 64 GB": Lie(f"packet/0 {LONG}", "", commits(LIE), {"packet/": ENDLESS}),
     "a packet of zeros": Lie(

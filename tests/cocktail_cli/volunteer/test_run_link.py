@@ -17,7 +17,7 @@ from transport.protocol import NotServed, ProtocolError, messages
 RECIPE = load_recipe("smoke", ["data.max_length=32", "global_batch_size=16", "local_steps=2"])
 P = 50_000
 BOUNDS = RunBounds(RECIPE, P, 321)
-ROUND = messages.Round(7, 0, 9, ["ann"], 4, True, local_steps=2)
+ROUND = messages.Round(7, 0, 9, ["ann"], 4, True)
 
 
 def test_a_lease_is_as_long_as_its_samples_and_no_round_has_more_than_the_recipe_gives() -> None:
@@ -25,9 +25,11 @@ def test_a_lease_is_as_long_as_its_samples_and_no_round_has_more_than_the_recipe
     assert 2 * 32 < one < 3 * 32
     assert BOUNDS.lease(replace(ROUND, samples=32)) <= 32 * one
 
-    for lie in (replace(ROUND, samples=33), replace(ROUND, local_steps=3), replace(ROUND, samples=2**40)):
-        with pytest.raises(ProtocolError, match="by the recipe a round has 32 samples and 2 steps at most"):
+    for lie in (replace(ROUND, samples=33), replace(ROUND, samples=2**40)):
+        with pytest.raises(ProtocolError, match="in 2 local steps: by the recipe a round has 32 at most"):
             BOUNDS.lease(lie)
+    with pytest.raises(ProtocolError, match="round 7 is on rung 1, and the recipe has 1, from 0 on"):
+        BOUNDS.lease(replace(ROUND, rung=1))
     assert BOUNDS.samples(2) == BOUNDS.lease(replace(ROUND, samples=2))
 
 

@@ -2,10 +2,10 @@ import time
 
 import pytest
 from msgspec.structs import replace
-from toy_swarm import BOUNDS
 
 from cocktail_cli.assembly import PeerExtension
-from cocktail_cli.volunteer.run_link import RunLink
+from cocktail_cli.volunteer.run_link import RunBounds, RunLink
+from recipes.config import load_recipe
 from recipes.training import Delivery
 from transport.peer import StopRequest
 from transport.protocol import messages
@@ -20,11 +20,10 @@ class Line:
 
     name = "ann"
 
-    def __init__(self, spans: int, local_steps: tuple[int, ...] = (0, 0, 0)) -> None:
+    def __init__(self, spans: int, rungs: tuple[int, ...] = (0, 0, 0)) -> None:
         self.leave_requested, self.upload_s = StopRequest(), 0.0
         self.rounds = [
-            messages.Round(n, n, 9, ["ann"], 4, True, spans=spans, local_steps=steps)
-            for n, steps in enumerate(local_steps)
+            messages.Round(n, n, 9, ["ann"], 4, True, spans=spans, rung=rung) for n, rung in enumerate(rungs)
         ]
         self.reports: list[messages.Report] = []
 
@@ -73,9 +72,12 @@ class Listener(PeerExtension):
         self.times += times
 
 
-def run_link(line: Line, staleness: int = 1, *extensions: PeerExtension) -> RunLink:
-    run = RunLink(line, None, staleness, extensions)  # type: ignore[arg-type]
-    run.knows(BOUNDS)  # type: ignore[arg-type]
+def run_link(
+    line: Line, staleness: int = 1, *extensions: PeerExtension, auto: tuple[str, ...] = ()
+) -> RunLink:
+    run = RunLink(line, None, extensions)  # type: ignore[arg-type]
+    recipe = load_recipe("smoke", [f"staleness={staleness}", f"auto={[*auto]}"])
+    run.knows(RunBounds(recipe, 50_000, 321))
     return run
 
 
@@ -97,12 +99,12 @@ def test_the_bandwidth_budget_reaches_what_the_line_carries_during_compute(spans
 
 def test_where_the_run_chooses_its_local_steps_a_peer_reports_how_many_its_line_needs() -> None:
     """`compute_s` is of the round before: the first here has a step, the others have four, of 2.5 s each. The
-    sparsest packet is half of what is sent."""
-    line = Line(1, local_steps=(1, 4, 4, 4, 4))
-    run = run_link(line)
+    recipe's own packet is half of what is sent."""
+    line = Line(1, rungs=(0, 2, 2, 2, 2))
+    run = run_link(line, 1, auto=("local_steps",))
     for round, compute_s in enumerate((0.0, 2.5, 10.0, 10.0, 10.0)):
         run.next_round()
-        said = Delivery(round, 0, [], 0.0, 0, compute_s, wait_s=0.0, sparsest=SIZE // 2)
+        said = Delivery(round, 0, [], 0.0, 0, compute_s, wait_s=0.0, usual=SIZE // 2)
         run.exchange(bytes(SIZE), said)
         run.fetch(f"packet/{round}")
     fixed = run_link(Line(1))
@@ -170,7 +172,7 @@ def test_a_peer_that_waits_for_others_sends_no_less_for_it(
         run.fetch("packet/0")
         return run.budget.share
 
-    assert share(waited=0.0) < share(waited=3.0) == BandwidthBudget.of(staleness).share
+    assert share(waited=0.0) < share(waited=3.0) == BandwidthBudget().opened(1, staleness).share
 
 
 def test_an_extension_hears_of_each_step_of_a_round_in_its_order() -> None:

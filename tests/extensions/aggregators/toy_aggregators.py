@@ -87,6 +87,9 @@ class ToyHalf:
             self.errors = {s: self.errors.get(s, []) for s in shards}
         return json.dumps(given).encode() if given else b""
 
+    def opens(self, size: int, rung: int) -> None:
+        """Do nothing: its packets are no longer for it."""
+
     def longest(self, round: int) -> int:
         return 1 << 20
 

@@ -17,7 +17,7 @@ def load(*overrides: str) -> Recipe:
         ("owners=peers",),
         ("data.streaming=true", "max_steps=9"),
         ("global_batch_size=1025",),
-        ("local_steps=auto", "global_batch_size=129"),
+        ("global_batch_size=129",),
         ("torch_compile=true",),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from cocktail_cli.extensions.dashboard.report_page import idle_of, page_of
+from cocktail_cli.extensions.dashboard.report_page import idle_of, page_of, words
 from cocktail_cli.extensions.dashboard.run_history import RemoteReader
 from recipes.config import load_recipe
 from transport import RunKeys
@@ -26,6 +26,8 @@ def answer(round: int, *peers: tuple[str, int], **changed: Any) -> dict[str, Any
         "recipe_hash": "abc",
         "parameters": 1_000_000,
         "local_steps": 1,
+        "rung": "p 0.113",
+        "need": 1.25,
         "state": "running",
         "step": round,
         "max_steps": 20,
@@ -71,6 +73,14 @@ def test_rounds_between_two_answers_have_their_bytes(remote: RemoteReader) -> No
     assert (one.up, one.down, one.seconds) == (3000, 6000, 5.0)  # two rounds: half of it each
     assert idle_of([one]) == pytest.approx(0.25)
     assert one.ratio == pytest.approx(8_000_000 / 9000)
+
+
+def test_the_page_says_the_setting_of_rounds_and_why(remote: RemoteReader) -> None:
+    remote.hear(answer(4, ("ann", 1000)), 101.0)
+
+    assert "Rounds have p 0.113: an exchange of the recipe's packets takes 1.2 steps' compute." in words(
+        remote.known
+    )
 
 
 def test_an_answer_that_says_the_same_adds_nothing(remote: RemoteReader) -> None:

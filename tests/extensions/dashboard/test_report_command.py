@@ -199,12 +199,13 @@ def test_the_report_separates_joiners_downloads_from_the_rounds_traffic(run: ARu
     fetched = {"ann": 500_000, "eve": 10**9}
     step = events.Step(3, 20, 2, loss=3.0, peers=1, up_bytes={"ann": 20_000}, fetched_bytes=fetched)
     run.commit("ann", told=False)
-    run.tell(replace(step, down_bytes=fetched | {"ann": 530_000}), 30.0)
+    run.tell(replace(step, down_bytes=fetched | {"ann": 530_000}, rung="p 0.113", need=1.25), 30.0)
 
     after = run.reader().look()
 
     assert ratio_of(after) == before
     assert "To join they fetched another 1.0 GB" in " ".join(words(after))
+    assert any(line.startswith("Rounds have p 0.113: an exchange") for line in words(after))
 
 
 def test_a_peer_that_was_in_no_round_is_no_contributor(run: ARun) -> None:

@@ -205,11 +205,13 @@ def test_doctor_says_what_a_line_means_for_the_run() -> None:
     good, tight, thin = (pace(status, recipe, rate, 10 * rate) for rate in (1e6, 6e3, 500.0))
 
     assert (good.level, thin.level) == ("ok", "warn")
-    assert good.text.startswith("rounds of 2.0 s, of which 2.0 s compute (100%), at K = 0.2;")
+    assert good.text.startswith("rounds of 2.0 s, of which 2.0 s compute (100%), at p 0.113, K 0.2, 2 bits; ")
+    assert "this line's K is 0.2;" in good.text
     assert "(100%)" in tight.text
-    assert "at K = 0.2" not in tight.text, "it sends less, so the compute hides it"
+    assert "K is 0.2;" not in tight.text, "it sends less, so the compute hides it"
     assert thin.text.endswith("the bottleneck is this line's up")
-    assert " and 2 steps, of which" in pace(status | {"local_steps": 2}, recipe, 1e6, 1e7).text
+    longer = {"local_steps": 2, "rung": "p 0.0264, K 0.2, 1 bit, 2 rounds in flight, 2 local steps"}
+    assert " and 2 steps, of which" in pace(status | longer, recipe, 1e6, 1e7).text
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_a_plan_adds_up(cocktail: Run) -> None:
 
 
 def test_a_plan_says_what_a_thin_hub_costs_and_which_line_it_is(cocktail: Run) -> None:
-    lines = (*SMALL, "--step-time", "10ms", "--lines", "20/100", "--json")
+    lines = (*SMALL, "--step-time", "10ms", "--lines", "20/100", "--json", "compression.local_steps=1")
     good = json.loads(cocktail(*lines).out)["line"]
     thin = json.loads(cocktail(*lines, "--lines", "hub=1/100").out)["line"]
 
@@ -45,14 +45,14 @@ def test_a_line_that_is_none_is_a_usage_error_with_the_form(cocktail: Run, text:
     assert "20/100; of the hub: hub=100/100; listen=4" in said.err
 
 
-def test_the_hint_for_a_thin_line_is_the_change_that_costs_the_least_quality(cocktail: Run) -> None:
+def test_the_rung_follows_the_line_and_a_recipe_that_writes_its_own_is_told_of_it(cocktail: Run) -> None:
     lines = (*SMALL, "--step-time", "1s", "--json")
-    rates = ("0.05", "0.03", "0.008")
-    hints = [json.loads(cocktail(*lines, "--lines", rate).out)["hint"] for rate in rates]
+    wide = json.loads(cocktail(*lines, "--lines", "20").out)
+    thin = json.loads(cocktail(*lines, "--lines", "0.008", "compression.auto=false").out)
 
-    assert hints[0].startswith("compression.preset=cocktail-thin ends at a lower loss than packets of 19%")
-    assert hints[1].startswith("compression.preset=cocktail-thin lets devices compute 100% of the time")
-    assert hints[2].startswith("compression.local_steps=auto lets devices compute 100% of the time")
+    assert wide["line"]["rung"] == thin["line"]["rung"] == "p 0.113, K 0.2, 2 bits"
+    assert thin["hint"].startswith("compression.auto=true lets devices compute 100% of the time")
+    assert thin["hint"].endswith("local steps")
 
 
 def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -> None:

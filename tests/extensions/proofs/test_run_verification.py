@@ -27,7 +27,7 @@ from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config import Recipe, load_recipe
 from recipes.models import open_tokenizer, open_trained, prepare_base
 from recipes.snapshots import write_chunk_hashes
-from transport.ledger import UPDATES, Counted, EvaluationRow, Ledger, RoundRow, UpdateLog
+from transport.ledger import UPDATES, Counted, EvaluationRow, Ledger, RoundRow, RungRow, UpdateLog
 from transport.protocol import CurveKeys, RunKeys, WeightedPacket, short_key
 from transport.scheduling import CommitSeconds
 
@@ -55,7 +55,9 @@ def record(folder: Path, keys: RunKeys = KEYS) -> RunRecord:
     return RunRecord(NAME, "url", asdict(keys), 1, 1, "", str(folder), base, "smoke", "h", "t")
 
 
-def commit(story: Story, says: Callable[[int], int] = lambda number: number) -> str:
+def commit(
+    story: Story, says: Callable[[int], int] = lambda number: number, rung: RungRow | None = None
+) -> str:
     """Commit one more round of four samples; returns the receipt of its peer."""
     x, round = story.common, story.common.round
     writer = ReceiptWriter(KEYS, story.ledger)
@@ -67,7 +69,8 @@ def commit(story: Story, says: Callable[[int], int] = lambda number: number) -> 
     updates.begin(round, [WeightedPacket("ann", packet, 1.0)])
     updates.seal(hashlib.sha256(packet).digest())
     updates.close()
-    story.ledger.commit(row, packet, counted)
+    rung = rung or RungRow(round, 1 if x.compressor.random_ratios else 0, 0.0, 1)
+    story.ledger.commit(row, packet, counted, rung.note())
     x.apply(packet)
     receipt = msgspec.msgpack.decode(
         writer.counted(round, counted, CommitSeconds(0.0, 0.0))["s"], type=Receipt
@@ -218,6 +221,30 @@ def test_a_round_whose_x_is_not_what_its_peers_had_is_named(tmp_path: Path) -> N
     failure = failure_of(lambda: checked.replay(False, lambda done, total: None))
 
     assert failure.message.startswith("x' before round 2 is ")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (RungRow(2, 2, 0.0, 1), "the rung of round 2 is 2, expected 1"),
+        (None, "the length of the sample of round 5 is"),
+    ],
+)
+def test_a_round_on_another_rung_than_lines_and_members_ask_for_is_named(
+    row: RungRow | None, said: str, tmp_path: Path
+) -> None:
+    """The second host has measured lines of 20 Mbit/s, and goes on as if it had not."""
+    story = begin(tmp_path / "run")
+    for round in range(6):
+        thin = RungRow(round, 1 if round < 5 else 2, 7.0, 4)
+        commit(story, rung=thin if row is None else row if row.round == round else None)
+    story.ledger.close()
+
+    checked = RunVerification(story.folder)
+    checked.check_hashes()
+    failure = failure_of(lambda: checked.replay(False, lambda done, total: None))
+
+    assert failure.message.startswith(said)
 
 
 def test_a_snapshot_that_is_not_the_replayed_x_is_named_while_the_run_goes_on(going_on: Path) -> None:

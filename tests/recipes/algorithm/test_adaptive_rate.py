@@ -21,7 +21,7 @@ from recipes.algorithm import (
 from recipes.algorithm.compressor import AHEAD, SKEW, SPARE, STEP, AdaptiveRate
 from recipes.config import PRESETS, Compression, Model, Recipe
 
-RICH = Compression(topk_ratio=0.1)
+RICH = Compression(topk_ratio=0.1, auto=("topk_ratio", "quant_bits"))
 ROUNDS = 40
 
 rooms = st.floats(1.0, 1e9)
@@ -188,7 +188,7 @@ def test_peers_that_differ_and_an_aggregator_at_the_slowest_agree_to_the_bit_and
             worker.x.add_(torch.randn(n) ** 3)
         parts = [worker.start(fits) for worker, fits in zip(workers, (200, 350, 8000), strict=True)]
         updates = [(str(i), part.packet, 1.0) for i, part in enumerate(parts)]
-        aggregator.set_budget(600)
+        aggregator.open(600, aggregator.rate.rung)
         packets.append(aggregator.step(round, updates))
         again.replay(round, updates, packets[-1])
         m = mix.draw(n, aggregator.shards[0].seed, round).m
@@ -218,7 +218,7 @@ def test_peers_with_wide_lines_and_their_aggregator_grow_to_the_same_step(
         for worker in workers:
             worker.x.add_(alike * common + (1 - alike) * torch.randn(n))
         parts = [worker.start(10**9 if round else 0) for worker in workers]
-        aggregator.set_budget(line if round else 0)
+        aggregator.open(line if round else 0, aggregator.rate.rung)
         aggregate = aggregator.step(round, [(str(i), part.packet, 1.0) for i, part in enumerate(parts)])
         for worker, part in zip(workers, parts, strict=True):
             worker.finish(aggregate, part)
@@ -238,7 +238,7 @@ def test_no_packet_of_a_run_is_longer_than_its_receiver_knows_beforehand(preset:
     model = GlobalModel(torch.zeros(parameters), compressor_of(compression), 3)
     worker = Worker(torch.zeros(parameters), model, rate=adaptive_rate_of(compression))
     aggregator = Aggregator(parameters, adaptive_rate_of(compression), 3)
-    aggregator.set_budget(int(fast))
+    aggregator.open(int(fast), aggregator.rate.rung)
     lengths: list[tuple[int, int]] = []
     for round in range(20):
         worker.x.add_(torch.randn(parameters, generator=dice))

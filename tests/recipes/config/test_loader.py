@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cocktail_cli.assembly import recipe_type
 from recipes.config import (
@@ -20,7 +21,16 @@ from recipes.config import (
     recipe_from_json,
 )
 from recipes.config.document import bare_keys, sections
-from recipes.config.loader import GONE_KEYS, VALUE_HINTS, RecipeError, foreign_keys, gone_keys, recipe_path
+from recipes.config.loader import (
+    GONE_KEYS,
+    VALUE_HINTS,
+    RecipeError,
+    foreign_keys,
+    gone_keys,
+    published_recipe,
+    recipe_path,
+)
+from recipes.config.presets import CHOSEN
 from recipes.errors import Problem
 
 SMALL = """\
@@ -292,10 +302,6 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("compression: {preset: lora-cocktail}", "compression.preset"),
         ("compression: {preset: dgc}\ntraining: {optim: muon}", "compression.momentum_masking"),
         ("training: {max_steps: 99}\ncompression: {preset: diloco}", "compression.local_steps"),
-        ("compression: {local_steps: auto, staleness: 0}", "compression.local_steps"),
-        ("compression: {local_steps: auto, error_decay: 0.9}", "compression.local_steps"),
-        ("compression: {local_steps: auto, uncompressed_steps: 9}", "compression.local_steps"),
-        ("compression: {preset: co2, local_steps: auto}", "compression.local_steps"),
         ("compression: {topk_chunk: 64, topk_ratio: 0.005}", "compression.topk_chunk"),
         ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
         ("training: {fp32_master_weights: false}", "training.fp32_master_weights"),
@@ -306,13 +312,33 @@ def test_keys_that_contradict_each_other_are_reported(write, text: str, key: str
     assert [p.key for p in problems(write(SMALL + text + "\n"))] == [key]
 
 
-def test_local_steps_are_a_number_or_chosen_by_the_run(write) -> None:
-    chosen = load_recipe(write(SMALL + "compression: {local_steps: auto}\n")).compression
+def test_a_run_chooses_what_neither_the_recipe_nor_its_preset_writes(write) -> None:
+    def found(text: str) -> tuple[set[str], list[int], int]:
+        recipe = load_recipe(write(SMALL + text + "\n"))
+        assert recipe_from_json(recipe.to_json()) == recipe, "who reads it from the hub has the same"
+        published = load_recipe(write(yaml.safe_dump(published_recipe(recipe))))
+        assert published.compression == recipe.compression
+        one = recipe.compression
+        return set(one.auto), [rung.local_steps for rung in one.rungs], one.first_rung
 
-    assert chosen.step_rungs == (1, 2, 4, 8)
-    assert load_recipe(write(SMALL)).compression.step_rungs == (1,)
-    assert load_recipe(write(SMALL + "compression: {local_steps: 3}\n")).compression.step_rungs == (3,)
-    for wrong in ("0", "fast", "1.5", "true"):
+    own = {"topk_ratio", "quant_bits"}
+    steps = [1, 2, 4, 8]
+
+    assert found("") == (set(CHOSEN), [1, 1, *steps], 1)
+    assert found("compression: {auto: true}") == found("")
+    assert found("compression: {auto: false}") == (set(), [1], 0)
+    assert found("compression: {topk_ratio: 0.2}") == ({*CHOSEN} - {"topk_ratio"}, steps, 0)
+    assert found("compression: {local_steps: 3}") == ({*CHOSEN} - {"local_steps"}, [3], 0)
+    assert found("compression: {auto: [topk_ratio], topk_ratio: 0.1}") == ({"topk_ratio"}, [1], 0)
+    assert found("lora: {}") == (own | {"local_steps"}, steps, 0)
+    assert found("compression: {preset: cocktail-paper}") == (own, [1], 0)
+    assert found("compression: {preset: cocktail-thin, quant_bits: 3}") == ({"topk_ratio"}, [1], 0)
+    for once in ("staleness: 0", "error_decay: 0.9", "uncompressed_steps: 9", "outer_momentum: 0.5"):
+        assert found(f"compression: {{{once}}}")[1] == [1], "what acts once a round has rounds of one length"
+
+
+def test_local_steps_are_a_number(write) -> None:
+    for wrong in ("0", "fast", "1.5", "true", "auto"):
         (problem,) = problems(write(SMALL + f"compression: {{local_steps: {wrong}}}\n"))
         assert problem.key == "compression.local_steps"
 

@@ -234,9 +234,9 @@ def test_adapters_are_sent_whole_whether_a_recipe_says_so_or_not(written: dict[s
         for keys in ({}, {"topk_ratio": 0.3}, {"preset": "cocktail-paper"})
     )
 
-    assert adapters.model_dump(exclude={"preset"}) == Compression(preset="lora-cocktail").model_dump(
-        exclude={"preset"}
-    )
+    apart = {"preset", "auto"}
+    assert adapters.model_dump(exclude=apart) == Compression(preset="lora-cocktail").model_dump(exclude=apart)
+    assert ("local_steps" in adapters.auto) == (written.get("preset") != "lora-cocktail")
     assert (others[0].topk_ratio, others[0].random_ratio) == (0.3, 1.0)
     assert others[1] == Compression(preset="cocktail-paper")
 

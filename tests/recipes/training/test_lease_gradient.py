@@ -45,8 +45,8 @@ def test_h_steps_lie_between_two_exchanges_and_one_peer_alone_is_plain_sgd(stale
 
 def test_the_steps_of_a_round_are_those_that_it_was_announced_with() -> None:
     """One, two and four steps of the four samples of a lease, under a schedule that counts steps."""
-    announced = [OneRound(t, 2**t - 1, steps=7, local_steps=2**t) for t in range(3)]
-    hub = FakeHub(recipe(local_steps="auto"), announced)
+    announced = [OneRound(t, 2**t - 1, steps=7, rung=t) for t in range(3)]
+    hub = FakeHub(recipe(auto=("local_steps",)), announced)
     hub.recipe = hub.recipe.model_copy(
         update={"training": hub.recipe.training.model_copy(update={"lr_scheduler_type": "linear"})}
     )

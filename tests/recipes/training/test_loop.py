@@ -62,7 +62,7 @@ class OneRound:
     eval_part: int = 0
     eval_parts: int = 0
     spans: int = 1
-    local_steps: int = 0
+    rung: int = 0
     peers: int = 1
     extra: Mapping[str, bytes] = field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from transport.protocol import (
     RefusedByHub,
     RoundCommitted,
     RunEnded,
+    Rung,
     Unreachable,
     decode_to_peer,
     encode,
@@ -238,8 +239,8 @@ def test_a_session_survives_its_connections(start: Callable[..., HubSwarm]) -> N
 
 
 def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., HubSwarm]) -> None:
-    """Also with the local steps that it had chosen."""
-    run = {"samples": 400, "min_peers": 2, "local_steps": (1, 2, 4)}
+    """Also on the rung that it had chosen."""
+    run = {"samples": 400, "min_peers": 2, "rungs": (Rung(1.0), Rung(2.0, 2), Rung(4.0, 4))}
     running = start(**run)
     peers = [ToyPeer(running.link(name), needs=2.0) for name in ("ann", "bob")]
     for peer in peers:

@@ -21,6 +21,7 @@ from transport.ledger import (
     EvaluationRow,
     OpenSession,
     RoundRow,
+    RungRow,
     packet_log,
     read_packets,
 )
@@ -32,11 +33,17 @@ def begin(folder: Path, samples: int = 40) -> Ledger:
 
 
 def commit(
-    ledger: Ledger, round: int, packet: bytes, ids: SampleRanges = (), peer: str = "ann", lease: int = 0
+    ledger: Ledger,
+    round: int,
+    packet: bytes,
+    ids: SampleRanges = (),
+    peer: str = "ann",
+    lease: int = 0,
+    rung: RungRow | None = None,
 ) -> RoundRow:
     counted = (Counted(lease, peer, f"session-{peer}", ids),) if ids else ()
     row = RoundRow(round, round, 1.0, 2.0, 2**64 - 1, ("ann", "bob"), ("ann",), 3.5, 10)
-    return ledger.commit(row, packet, counted)
+    return ledger.commit(row, packet, counted, rung and rung.note())
 
 
 def some(folder: Path, rounds: int = 3) -> Ledger:
@@ -331,14 +338,15 @@ def test_open_leases_and_sessions_are_recovered(tmp_path: Path) -> None:
     assert recovered.last.round == 3
 
 
-def test_the_local_steps_of_the_newest_round_that_was_opened_are_recovered(tmp_path: Path) -> None:
-    with some(tmp_path) as ledger:
-        assert ledger.recover().local_steps == 0, "no round was opened yet"
-    for round, steps in enumerate((1, 1, 4, 2), 3):
-        with begin(tmp_path) as ledger:
-            ledger.leased(round, {}, steps)
-        with begin(tmp_path) as ledger:
-            assert ledger.recover().local_steps == steps
+def test_the_rungs_of_rounds_and_what_they_follow_from_are_recovered_to_the_bit(tmp_path: Path) -> None:
+    written = [RungRow(0, 1, 0.1 + 0.2, 8), RungRow(1, 3, 1e-300, 4)]
+    with begin(tmp_path) as ledger:
+        for row in written:
+            commit(ledger, row.round, b"packet", rung=row)
+        commit(ledger, 2, b"packet")
+    with begin(tmp_path) as ledger:
+        assert ledger.recover().rungs == tuple(written)
+        ledger.verify()
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.data())

@@ -17,12 +17,12 @@ def test_how_many_steps_a_line_needs_depends_on_no_number_of_steps_and_falls_wit
     step, up, down = measured
 
     def needs(up: float, down: float, steps: int = 1) -> float:
-        budget = BandwidthBudget.of(staleness).opened(steps).computed(step).encoded(0.1 * step)
+        budget = BandwidthBudget().opened(steps, staleness).computed(step, 0.1 * step)
         return budget.sent(10**6, 10**6 / up).received(10**6, 10**6 / down).needs(10**6)
 
     needed = needs(up, down)
     there, back = 0.1 * step + 10**6 / up, 10**6 / down
-    taken = there + back if staleness == 1 else max(there, back)
+    taken = there + back
     assert abs(needed * AIM * step - taken) <= 1e-6 * taken
     assert needs(up, down, steps) == needed
     assert needs(faster * up, down) <= needed * (1 + 1e-9)
@@ -70,7 +70,7 @@ def test_with_rounds_in_flight_each_direction_gets_its_own_compute_and_commits_a
     staleness: int, seconds: float, rate: float, downs: float, other: float
 ) -> None:
     """`other`: of the compute, for encoding and the sum, before the commit."""
-    slot = BandwidthBudget.of(staleness).computed(seconds).sent(10**6, 10**6 / rate)
+    slot = BandwidthBudget().opened(1, staleness).computed(seconds).sent(10**6, 10**6 / rate)
     slot = slot.received(10**6, 10**6 / (downs * rate))
     for _ in range(100):
         up, down = slot.up / rate, slot.down / (downs * rate)
@@ -103,7 +103,7 @@ def test_where_the_sparsest_packets_did_not_fit_longer_rounds_are_filled_within_
     sparsest, rate = 10**6, 2e6 / (seconds * need * (1 - other))
     slot = BandwidthBudget().computed(seconds)
     for round in range(rounds + 20):
-        slot = slot.opened(1 if round < rounds else 2 * ceil(need))
+        slot = slot.opened(1 if round < rounds else 2 * ceil(need), 1)
         size = max(slot.up, sparsest)
         took = seconds * need * other + 2 * size / rate
         slot = slot.sent(size, size / rate).received(size, size / rate).ended(took)

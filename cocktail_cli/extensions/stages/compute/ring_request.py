@@ -32,7 +32,7 @@ SAYS: Mapping[str, Mapping[str, type | range]] = {  # what the answers to reques
     "held": {"key": str, "round": COUNT, "step": COUNT},
     "load": {"parameters": list},
     **dict.fromkeys(("begin", "state", "settle", "catch_up", "move"), STATE),
-    "encode": {"sparsest": COUNT, "short": bool},
+    "encode": {"usual": COUNT, "short": bool},
     "square": {"square": float, "noise": dict},
     "distance": {"square": float},
 }

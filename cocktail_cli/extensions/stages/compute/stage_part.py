@@ -96,8 +96,8 @@ class StagePart:
         compression = recipe.compression
         rate, name_at = adaptive_rate_of(compression), self.flat.layout.name_at
         mix, seed = compressor_of(compression), recipe.training.seed
-        model = GlobalModel(vector, mix, seed, round, part, rate.ladder[-1])
-        self.worker = Worker(self.flat.vector, model, name_at, compression.error_decay, rate)
+        model = GlobalModel(vector, mix, seed, round, part, rate.richest)
+        self.worker = Worker(self.flat.vector, model, name_at, rate=rate)
         columns, rows = int(stage.causal.config.hidden_size), recipe.data.max_length
         # of the lines' memories; gone with this part
         self.files = tempfile.TemporaryDirectory(prefix="cocktail-stage-", ignore_cleanup_errors=True)
@@ -134,12 +134,12 @@ class StagePart:
         told = {"round": model.round, "fingerprint": model.fingerprint, "shards": list(self.numbers)}
         return {**told, "stepped": self.trainer.stepped}
 
-    def encode(self, round: int, budget: int, alone: bool, flights: Sequence[int]) -> Answer:
+    def encode(self, round: int, budget: int, alone: bool, flights: Sequence[int], rung: int) -> Answer:
         """Encode this machine's shards of C[d_i] (lines 1 and 2). budget: bytes for all of the replica."""
         earlier = [self.sent[one] for one in flights if one in self.sent]
-        sent = self.sent[round] = self.worker.start(int(budget * self.share), alone, round, earlier)
+        sent = self.sent[round] = self.worker.start(int(budget * self.share), alone, round, earlier, rung)
         short, self.worker.short_of_memory = self.worker.short_of_memory, False
-        return Answer({"sparsest": self.worker.sparsest, "short": short}, sent.packet)
+        return Answer({"usual": self.worker.usual, "short": short}, sent.packet)
 
     def decode(self, data: bytes, round: int) -> None:
         """Decode this machine's shards of a round's aggregate (line 5). Raises PacketError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import isfinite
+from typing import Any
 
 from torch import Tensor
 
@@ -218,14 +219,14 @@ class StagedWorker:
         self.global_model = StagedGlobalModel(ring)
         self.local_model: LocalModel = ring.part.worker.local_model  # the head's ranges
         self.short_of_memory = False
-        self.sparsest = 0
+        self.usual = 0
 
     def start(
-        self, budget: int, alone: bool, round: int, in_flight: Sequence[DecodedPacket]
+        self, budget: int, alone: bool, round: int, in_flight: Sequence[DecodedPacket], rung: int
     ) -> DecodedPacket:
-        flights = [one.round for one in in_flight]
-        answers = self.ring.ask("encode", round=round, budget=budget, alone=alone, flights=flights)
-        self.sparsest = sum(answer.values["sparsest"] for answer in answers)
+        asked: dict[str, Any] = {"round": round, "budget": budget, "alone": alone, "rung": rung}
+        answers = self.ring.ask("encode", **asked, flights=[one.round for one in in_flight])
+        self.usual = sum(answer.values["usual"] for answer in answers)
         self.short_of_memory |= any(answer.values["short"] for answer in answers)
         return DecodedPacket(self.global_model.join([answer.data for answer in answers]), (), round)
 

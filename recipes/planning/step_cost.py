@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from compress import heavy_tailed_packet
 from recipes.algorithm import adaptive_rate_of, compressor_of, cost_of
-from recipes.config import Recipe, is_hub_id
+from recipes.config import Compression, Recipe, is_hub_id
 from recipes.data import count_rows, make_row_tokenizer, read_rows
 from recipes.errors import HubUnreachable
 
@@ -58,7 +58,11 @@ class StepCost:
     staleness: int  # rounds of compute that an exchange overlaps with
     link: LinkSpeed
     sparsest: int  # bytes of the smallest packet that the run sends by itself
-    rung: str  # the setting that lines and peers ask for
+    setting: Compression  # that lines and peers ask for
+
+    @property
+    def rung(self) -> str:
+        return self.setting.words
 
     @property
     def whole(self) -> float:
@@ -120,7 +124,7 @@ def cost_of_step(
     sparsest, size = (round(packet * cost_of(mix) / cost_of(own)) for mix in (mixes[0], mixes[-1]))
     up, down = (size / (rate * link.carries) for rate in (link.up, link.down))
     steps, staleness = setting.local_steps, setting.staleness
-    return StepCost(size, steps, compute, up, down, staleness, link, sparsest, setting.words)
+    return StepCost(size, steps, compute, up, down, staleness, link, sparsest, setting)
 
 
 @dataclass(frozen=True)

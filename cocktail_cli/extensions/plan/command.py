@@ -121,7 +121,8 @@ class Plan:
 
     @property
     def loss(self) -> Expected | None:
-        return expected_loss(self.recipe, self.memory.parameters, self.peers, self.steps)
+        adapters = self.recipe.lora is not None
+        return expected_loss(self.step.setting, adapters, self.memory.parameters, self.peers, self.steps)
 
     @property
     def cost(self) -> float | None:

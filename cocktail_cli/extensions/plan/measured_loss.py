@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recipes.config import Recipe
+    from recipes.config import Compression
 
 METHOD = (  # keys of `compression` that a row is of
     *("random_ratio", "topk_ratio", "quant_bits", "staleness", "local_steps", "error_decay"),
@@ -42,9 +42,11 @@ class Expected:
     beyond: tuple[str, ...]  # in what the run lies outside of the rows, for people
 
 
-def expected_loss(recipe: Recipe, parameters: int, peers: int, steps: int | None) -> Expected | None:
-    """Find the loss that a run's method was measured with; None: its method was not measured."""
-    name = next((name for name in MEASURED if same_method(recipe, name)), "")
+def expected_loss(
+    method: Compression, adapters: bool, parameters: int, peers: int, steps: int | None
+) -> Expected | None:
+    """Find the loss that a method was measured with; None: it was not."""
+    name = next((name for name in MEASURED if same_method(method, adapters, name)), "")
     if not name:
         return None
     row = MEASURED[name]
@@ -61,11 +63,11 @@ def expected_loss(recipe: Recipe, parameters: int, peers: int, steps: int | None
     return Expected(row.over[nearest], nearest, tuple(outside()))
 
 
-def same_method(recipe: Recipe, name: str) -> bool:
-    """Tell whether a recipe compresses as this preset does, and trains what the preset's row trained."""
+def same_method(method: Compression, adapters: bool, name: str) -> bool:
+    """Tell whether this is the method of a preset, and trains what the preset's row trained."""
     from recipes.config import Compression, keys_of
 
-    if bool(recipe.lora) != (name == "lora-cocktail"):
+    if adapters != (name == "lora-cocktail"):
         return False
-    preset = Compression(**keys_of(name, bool(recipe.lora)))
-    return all(getattr(recipe.compression, key) == getattr(preset, key) for key in METHOD)
+    preset = Compression(**keys_of(name, adapters))
+    return all(getattr(method, key) == getattr(preset, key) for key in METHOD)

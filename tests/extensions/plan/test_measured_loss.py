@@ -46,16 +46,17 @@ def test_a_row_is_what_its_cells_say(name: str) -> None:
 def test_a_run_is_compared_with_the_row_of_its_method(
     recipe: str, words: list[str], over: float | None
 ) -> None:
-    found = expected_loss(load_recipe(recipe, words), 10_000, 4, None)
+    run = load_recipe(recipe, words)
+    found = expected_loss(run.compression, run.lora is not None, 10_000, 4, None)
 
     assert (found.over if found else None) == over
 
 
 def test_what_lies_beyond_the_rows_is_named() -> None:
-    recipe = load_recipe("smoke")
+    method = load_recipe("smoke").compression
     near, far = (
-        expected_loss(recipe, 10_000, 3, 2000),
-        expected_loss(recipe, 10**9, 16, 48),
+        expected_loss(method, False, 10_000, 3, 2000),
+        expected_loss(method, False, 10**9, 16, 48),
     )
     assert near is not None
     assert far is not None

@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_548,
-    "lines with code, extensions": 17_391,
-    "lines with code, scripts": 10_435,
-    "lines with code, tests": 47_048,
+    "lines with code, heart": 29_680,
+    "lines with code, extensions": 17_424,
+    "lines with code, scripts": 10_433,
+    "lines with code, tests": 47_300,
     "modules": 319,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_131,
+    "words of documents": 54_050,
     "functions without a docstring, %": 22,
 }
 

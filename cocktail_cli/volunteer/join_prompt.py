@@ -94,7 +94,7 @@ class JoinQuestion:
             Unreachable, RefusedByHub, LinkLost.
         """
         preview = self._visit.look(max(CONNECT_TIMEOUT, patience))
-        lines = self._checked(preview)
+        lines = self._checked(preview, agreed)
         if agreed:
             self.answered()
             return True
@@ -107,15 +107,17 @@ class JoinQuestion:
         say("not joined: nothing was downloaded; the same command asks again", err=True)
         return False
 
-    def _checked(self, preview: RunPreview) -> Iterator[str]:
-        """Check that this machine can take part; return the lines above the question."""
+    def _checked(self, preview: RunPreview, agreed: bool = False) -> Iterator[str]:
+        """Check that this machine can take part; return the lines above the question. Who has agreed hears of
+        a full disk once the sizes that the hub tells are known to be a model's."""
         if preview.status["state"] in NOT_IN_A_RUN:  # the hub will refuse, and say why
             return iter(())
         limits = self.offer.limits
         plan = DownloadPlan(preview.welcome, limits.max_disk)
         check_trust(plan.recipe, limits.trust_remote_code, "rejected")
         check_requirements(plan.recipe, replace(self.offer.resources, fetched=plan.bytes_here))
-        check_free(plan.bytes, limits.max_disk)
+        if not agreed:
+            check_free(plan.bytes, limits.max_disk)
         return question_lines(preview, plan, self.offer)
 
 

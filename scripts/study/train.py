@@ -48,8 +48,7 @@ from recipes.training import (
 from recipes.weight_files import FlatParameters
 from scripts.study.adapters import Adapters
 from scripts.study.begun import Begun
-from scripts.study.device_exchange import Deltas, DeviceExchange
-from scripts.study.levers import in_turn
+from scripts.study.device_exchange import Deltas, DeviceExchange, in_turn
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
@@ -129,7 +128,7 @@ class Setting:
     shares: str = ""  # rows of each peer, as `1:7`; "": equal ones
     turns: str = ""  # how many of the peers there are in each part of the run, as `2:8:2`; "": all
     own_noise: int = 1  # 1: peers divide by the noise of their own samples; 0: by that of the step's mean
-    # 1, of what the product has not (levers.py):
+    # 1, of what the product has not (device_exchange.py):
     ahead: int = 0  # a step takes back the one before and is taken twice, for the delay (arXiv 2606.30634)
     seen: int = 0  # top-K of what a forward pass in BF16 sees most
     correlated: int = 0  # values are rounded at random, by draws that the peers share

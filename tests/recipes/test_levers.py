@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from compress import Cocktail
-from scripts.study.device_exchange import compressed
-from scripts.study.levers import draws_of, in_turn, seen_in_bf16
+from scripts.study.device_exchange import compressed, draws_of, in_turn, seen_in_bf16
 from scripts.study.plan import ADAPTERS, SUM
 from scripts.study.train import ByteModel, Setting, Size, Swarm, base, train
 

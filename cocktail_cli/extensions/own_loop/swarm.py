@@ -154,6 +154,7 @@ class Swarm:
             raise Failure("usage", "swarm.step inside swarm.global_model()", hints=("end that block first",))
         if self.turns.ended.is_set():
             self._end()
+        norm = self._trainer.collect()
         try:
             mean = float(loss.detach() if isinstance(loss, Tensor) else loss)
             if not isfinite(mean):
@@ -161,7 +162,6 @@ class Swarm:
         except (TypeError, ValueError, RuntimeError) as error:
             hints = ("the mean over the batch: a number, or a tensor of one",)
             raise Failure("usage", f"a step of no loss: {error}", hints=hints) from None
-        norm = self._trainer.collect()
         self.turns.give(Gradient(max(-MOST, min(mean, MOST)), samples, norm))
         self._await_turn()
         return self.last

@@ -261,7 +261,7 @@ def test_a_volunteer_says_whose_fault_it_is_and_takes_no_more_memory(
         volunteer = Watched(forked, tmp_path, hub)
         told = volunteer.end()
 
-    assert hub.heard[messages.Hello], "it was welcomed"
+    assert hub.heard[messages.AskStatus], "it has looked at the run"
     assert lie.said in told.get("error", {}).get("message", ""), told
     assert volunteer.command.status == EXIT["rejected"]
     assert "Traceback" not in volunteer.command.said

@@ -258,6 +258,7 @@ UNMEASURED = {
     "recipes/data/corpus.py": "the host's own file",
     "recipes/algorithm/aggregator.py": "the host's own file",
     "recipes/file_hashes.py": "this machine's own file",
+    "recipes/models/fused_kernels.py": "a config that this process has written",
     "recipes/training/peer_checkpoint.py": "the peer's own file",
     "transport/protocol/message_codec.py": "messages, typed; others measured just after",
     "transport/protocol/sample_ranges.py": "the hub's own ledger, typed",

@@ -34,7 +34,7 @@ State = Literal["running", "paused", "finished", "stopped", "failed", "died"]
 
 FILE = "run.json"
 CHECK = "sha256"  # its key that is a hash of the others
-FORMAT = 4  # of the files in a run's folder. A run in another one is exported, not resumed
+FORMAT = 5  # of the files in a run's folder. A run in another one is exported, not resumed
 
 # Run names are said aloud and typed. The URL's token is secret, they are not.
 ADJECTIVES = (

@@ -64,10 +64,10 @@ GONE_KEYS: dict[str, str] = {
     "use_rslora": "there is no such key: write lora_alpha times sqrt(lora_r), which is the same scale",
     "exclude_modules": "there is no such key: lora_target_modules names the modules that get adapters",
     "stochastic_rounding": "there is no such key: error feedback sends later what rounding has lost",
-    "trim_ratio": "there is no such key: aggregation is mean or median",
-    "clip_radius": "there is no such key: aggregation is mean or median",
-    "topk_ratio_min": "there is no such key: `auto` adapts a K that is not written",
-    "topk_ratio_max": "there is no such key: `auto` adapts a K that is not written",
+    **dict.fromkeys(("trim_ratio", "clip_radius"), "there is no such key: aggregation is mean or median"),
+    **dict.fromkeys(
+        ("topk_ratio_min", "topk_ratio_max"), "there is no such key: `auto` adapts an unwritten K"
+    ),
     "owner_error_decay": "there is no such key: the aggregator sends all of its error feedback",
     "weighting": "there is no such key: an update weighs as many tokens as it is of",
     "quant_bucket_size": "there is no such key: 128 values share a scale",
@@ -80,6 +80,7 @@ GONE_KEYS: dict[str, str] = {
 
 # (key, value) -> what to write instead
 VALUE_HINTS: dict[tuple[str, str], str] = {
+    ("compression.local_steps", "auto"): "leave it out: `compression.auto` chooses it by lines and members",
     ("swarm.join", "open"): "`token`, and publish the run URL: it is all one needs",
 }
 
@@ -699,7 +700,8 @@ def recipe_from_json(text: str, extend: Extend | None = heart_alone, former: boo
 
     Args:
         extend: the schema with sections of extensions; None: these sections are left out.
-        former: it is of an earlier version: keys that are gone since then are left out.
+        former: it is of an earlier version: keys that are gone since then are left out, and values of how
+            updates were sent.
     """
     try:
         values = parse_json(text)
@@ -710,7 +712,7 @@ def recipe_from_json(text: str, extend: Extend | None = heart_alone, former: boo
         return extend(given).model_validate_json(text)
     except ValueError as error:
         found = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-        gone = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
+        gone = [e["loc"] for e in found if e["type"] == "extra_forbidden" or e["loc"][:1] == ("compression",)]
         if former and gone:
             for key in gone:
                 set_value(given, key, None)

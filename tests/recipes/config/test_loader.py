@@ -198,6 +198,7 @@ def test_keys_that_are_gone_are_left_out_of_the_recipe_of_a_run_of_before() -> N
     values = json.loads(recipe.to_json()) | {"gone": {"a": 1}}
     values["swarm"]["gone"] = 0.0
     values["datasets"][0]["gone"] = True
+    values["compression"]["local_steps"] = "auto"
 
     with pytest.raises(RecipeError):
         recipe_from_json(json.dumps(values))

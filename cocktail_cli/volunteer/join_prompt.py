@@ -93,7 +93,7 @@ class JoinQuestion:
             Failure: rejected, where the run asks for more than this machine has or its user allows.
             Unreachable, RefusedByHub, LinkLost.
         """
-        preview = self._visit.look(max(CONNECT_TIMEOUT, patience))
+        preview = self._visit.look(max(CONNECT_TIMEOUT, patience), waits=agreed)
         lines = self._checked(preview, agreed)
         if agreed:
             self.answered()

@@ -42,8 +42,9 @@ class RunVisit:
         self._thread = threading.Thread(target=self._stay, name="visit", daemon=True)
         self._over, self._declined = threading.Event(), False
 
-    def look(self, patience: float) -> RunPreview:
-        """Ask the hub. While it cannot be reached, dial again for `patience` seconds.
+    def look(self, patience: float, waits: bool = False) -> RunPreview:
+        """Ask the hub. While it cannot be reached, dial again for `patience` seconds; where nobody `waits`
+        for it to come back, another key than the URL's ends that at once.
 
         Raises Unreachable, RefusedByHub, LinkLost, ProtocolError.
         """
@@ -52,8 +53,9 @@ class RunVisit:
             try:
                 status = self._ask()
                 return RunPreview(status, preview_of(status))
-            except Unreachable as error:
-                if error.layer == "key" or time.monotonic() >= until:
+            except (Unreachable, LinkLost) as error:
+                away = isinstance(error, Unreachable) and error.layer != "key"
+                if time.monotonic() >= until or not (waits or away):
                     raise
                 time.sleep(REDIAL_S)
 

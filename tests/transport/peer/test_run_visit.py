@@ -1,5 +1,6 @@
 """A visit asks a real hub over a real socket, is seen as deciding, and leaves no trace behind."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,22 @@ def test_a_hub_that_does_not_listen_is_unreachable(url: RunURL) -> None:
     with pytest.raises(Unreachable):
         visit.look(0.0)
     visit.end(declined=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("waits", "patience"), [(False, 600.0), (True, 2.5)])
+def test_a_hub_with_another_key_is_asked_again_where_somebody_waits(
+    url: RunURL, waits: bool, patience: float
+) -> None:
+    """A proxy answers while the hub behind it is started anew."""
+    other = RunURL(RunKeys.generate().pair.public, url.token, url.host, url.port, url.run)
+    visit, began = RunVisit(other, PeerIdentity("ann")), time.monotonic()
+    with pytest.raises(Unreachable) as raised:
+        visit.look(patience, waits)
+    visit.end(declined=True)
+
+    assert raised.value.layer == "key"
+    assert time.monotonic() - began >= patience or not waits
 
 
 def test_a_status_without_the_parts_of_a_welcome_is_no_preview() -> None:

@@ -251,8 +251,9 @@ class Probe:
         norms, falls = dict[str, float](), dict[str, float]()
         for peer, packet, _ in packets:
             pieces = self.global_model.decode(packet).shard_updates
-            for one in pieces if not g else ():
-                g[one.shard.number] = one.sample.take(one.shard.of(self.flat.grad)).numpy()
+            for one in pieces:
+                if one.shard.number not in g:
+                    g[one.shard.number] = one.sample.take(one.shard.of(self.flat.grad)).numpy()
             updates = [(piece.shard.number, piece.update.decoded()) for piece in pieces]
             values = np.concatenate([update.values.numpy() for _, update in updates])
             slopes = np.concatenate([g[number][update.positions.numpy()] for number, update in updates])

@@ -387,6 +387,20 @@ def test_of_a_vector_in_shards_the_same_is_measured() -> None:
     assert told == pytest.approx(b_of(whole, said(whole, sent)), rel=1e-4)
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_packet_without_a_shard_hides_no_shard_of_the_others(first: int) -> None:
+    p = probe(ratio=1.0, shards=3)
+    p.look()
+    updates = []
+    for peer in range(3):
+        parts = [torch.randn(sample.m, generator=seeded(peer)) for _, sample in p.global_model.samples()]
+        packets = [p.global_model.compressor.encode(part).packet for part in parts]
+        packets[0] = b"" if peer == first else packets[0]
+        updates.append((f"p{peer}", join(packets), 1.0))
+
+    assert b_of(p, updates) == pytest.approx(b_of(p, updates[::-1]))
+
+
 def test_where_nothing_was_sent_or_x_has_diverged_nothing_is_said_of_anybody() -> None:
     p = probe()
     m = sample_of(p).m

@@ -33,13 +33,8 @@ from recipes.config import Compression
 
 from .global_model import each_window
 
-OWN = (
-    "uncompressed_rounds",
-    "quant_step",
-    "block_size",
-    "quant_bucket_size",
-    "random_ratios",
-)  # of the compressor
+# of the compressor
+OWN = ("uncompressed_rounds", "quant_step", "block_size", "quant_bucket_size", "random_ratios")
 SHARED = [one.name for one in fields(Cocktail) if one.name not in OWN]  # attributes of `Compression` too
 
 

@@ -22,7 +22,7 @@ from .loader import (
     recipe_from_json,
     source_of,
 )
-from .presets import PRESETS, keys_of
+from .presets import CHOSEN, PRESETS
 from .schema import (
     Compression,
     Conflict,

@@ -66,9 +66,8 @@ class TokenizedDocument:
     tokens: np.ndarray  # (T,) int64
     trained: np.ndarray  # (T,) bool
     sequences: tuple[int, ...] = ()  # lengths of several
-    earlier: tuple[
-        TokenizedDocument, ...
-    ] = ()  # of a conversation: documents that end with an earlier answer
+    # of a conversation: documents that end with an earlier answer
+    earlier: tuple[TokenizedDocument, ...] = ()
 
     @property
     def longest(self) -> int:

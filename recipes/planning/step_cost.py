@@ -51,14 +51,22 @@ class StepCost:
     """Cost of one step of one peer."""
 
     packet: int  # bytes, each way
-    every: int  # steps between two packets
     compute: float  # seconds
     up: float
     down: float
-    staleness: int  # rounds of compute that an exchange overlaps with
     link: LinkSpeed
     sparsest: int  # bytes of the smallest packet that the run sends by itself
     setting: Compression  # that lines and peers ask for
+
+    @property
+    def every(self) -> int:
+        """Steps between two packets."""
+        return self.setting.local_steps
+
+    @property
+    def staleness(self) -> int:
+        """Rounds of compute that an exchange overlaps with."""
+        return self.setting.staleness
 
     @property
     def rung(self) -> str:
@@ -123,8 +131,7 @@ def cost_of_step(
     setting, mixes = compression.rungs[rung], adaptive_rate_of(compression).ladders[rung]
     sparsest, size = (round(packet * cost_of(mix) / cost_of(own)) for mix in (mixes[0], mixes[-1]))
     up, down = (size / (rate * link.carries) for rate in (link.up, link.down))
-    steps, staleness = setting.local_steps, setting.staleness
-    return StepCost(size, steps, compute, up, down, staleness, link, sparsest, setting)
+    return StepCost(size, compute, up, down, link, sparsest, setting)
 
 
 @dataclass(frozen=True)

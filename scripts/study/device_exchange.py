@@ -50,23 +50,38 @@ Deltas = tuple[Sample | Part, Tensor]  # where, and (N, m)
 
 
 class DeviceExchange:
-    """The peers' and the aggregator's half of a round. e is (P,), on the device of x'."""
+    """The peers' and the aggregator's half of a round. e is (P,), on the device of x'.
 
-    def __init__(self, global_model: GlobalModel, outer: OuterOptimizer, decay: float) -> None:
+    Args:
+        seen, correlated: of the changes below.
+        parts: they are exchanged in turn, in the place of samples.
+    """
+
+    def __init__(
+        self,
+        global_model: GlobalModel,
+        outer: OuterOptimizer,
+        decay: float,
+        *,
+        seen: bool = False,
+        correlated: bool = False,
+        parts: Sequence[Part] = (),
+    ) -> None:
         self.model, self.compressor = global_model, global_model.compressor
         self.outer, self.decay = outer, decay
         (self.shard,) = global_model.shards
         self.error = torch.zeros_like(global_model.vector)
         self.momentum = torch.zeros_like(self.error if outer.momentum else self.error[:0])
         self.up = self.down = 0  # bytes of a packet of a peer's and of the aggregate, as last measured
-        self.seen = self.correlated = False  # of the changes below
-        self.parts: tuple[Part, ...] = ()  # in the place of samples, in turn
+        self.seen, self.correlated, self.parts = seen, correlated, parts
 
     def start(self, xs: Sequence[Tensor], round: int) -> Deltas:
         """Take the deltas of a round, (N, m)."""
-        sample: Sample | Part = self.compressor.draw(self.shard.size, self.shard.seed, round)
+        sample: Sample | Part
         if self.parts:  # that which the step before has trained
             sample = self.parts[(round - 1) % len(self.parts)]
+        else:
+            sample = self.compressor.draw(self.shard.size, self.shard.seed, round)
         return sample, torch.stack([sample.difference(x, self.model.vector) for x in xs])
 
     def finish(self, xs: Sequence[Tensor], started: Deltas, weights: Sequence[float]) -> None:

@@ -407,13 +407,19 @@ class Swarm:
         self.flights: deque[RoundInFlight] = deque()  # with a staleness of S never more than S
         if on_device is None:
             on_device = (self.trained.is_cuda and setting.by_vectors) or setting.only_by_vectors
-        made = DeviceExchange(self.global_model, outer, setting.error_decay) if on_device else None
-        if made is not None:
-            made.seen, made.correlated = bool(setting.seen), bool(setting.correlated)
-            made.parts = (
-                in_turn(self.peers[0].flat.layout.offsets, self.trained.device) if setting.in_turn else ()
-            )
-        self.on_device = made
+        self.on_device = self.exchange_on_device() if on_device else None
+
+    def exchange_on_device(self) -> DeviceExchange:
+        """Make the exchange of vectors that the setting describes."""
+        given, layout = self.setting, self.peers[0].flat.layout
+        return DeviceExchange(
+            self.global_model,
+            self.outer,
+            given.error_decay,
+            seen=bool(given.seen),
+            correlated=bool(given.correlated),
+            parts=in_turn(layout.offsets, self.trained.device) if given.in_turn else (),
+        )
 
     def new_peer(self) -> Peer:
         """Make a peer that begins at the global model."""

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_correlated_rounding_is_right_in_the_mean_of_many_peers_and_better_than_its_parts(bits: int) -> None:
-    """Of equal vectors the nearest levels are equally wrong; draws of each peer's own are wrong by chance."""
+    """Nearest levels err alike for equal vectors, and draws of each peer's own err by chance."""
     one = torch.rand(4096, generator=torch.Generator().manual_seed(1)) * 2 - 1
     all_send = Cocktail(random_ratio=1.0, topk_ratio=1.0, quant_bits=bits)
     values = one.expand(16, -1)
@@ -51,7 +51,7 @@ def test_what_a_pass_in_bf16_sees_is_selected() -> None:
 
 
 def test_adapters_move_in_turn(folder: Path) -> None:
-    """Of a step's A nothing is sent in the next, and the other way round."""
+    """A step trains A or B and leaves the other; what it trained is sent in the next round."""
     setting = replace(ADAPTERS, peers=2, in_turn=1)
     model = ByteModel(TINY, base(TINY, folder), setting.lora)
     swarm = Swarm(model, setting, setting.training(1e-2, 1, TINY.steps))

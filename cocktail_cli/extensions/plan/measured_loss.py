@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from recipes.config import Compression
 
-METHOD = (  # keys of `compression` that a row is of
-    *("random_ratio", "topk_ratio", "quant_bits", "staleness", "local_steps", "error_decay"),
-    *("outer_learning_rate", "outer_momentum"),
-)
-
 
 @dataclass(frozen=True)
 class Row:
@@ -24,11 +19,12 @@ class Row:
     over: dict[int, float]  # number of peers -> share by which the loss is higher
 
 
+STUDY = 132_864, 1600  # parameters, steps
 MEASURED = {  # by preset; a test compares them with the study's cells
-    "cocktail": Row(132_864, 1600, {4: 0.0018, 8: 0.0141}),
-    "cocktail-paper": Row(132_864, 1600, {4: 0.0318}),
-    "cocktail-wide": Row(132_864, 1600, {4: 0.0009}),
-    "cocktail-thin": Row(132_864, 1600, {4: 0.0132}),
+    "cocktail": Row(*STUDY, {4: 0.0018, 8: 0.0141}),
+    "cocktail-paper": Row(*STUDY, {4: 0.0318}),
+    "cocktail-wide": Row(*STUDY, {4: 0.0009}),
+    "cocktail-thin": Row(*STUDY, {4: 0.0132}),
     "lora-cocktail": Row(16_384, 400, {4: 0.0012, 8: 0.0023}),
 }
 
@@ -65,9 +61,8 @@ def expected_loss(
 
 def same_method(method: Compression, adapters: bool, name: str) -> bool:
     """Tell whether this is the method of a preset, and trains what the preset's row trained."""
-    from recipes.config import Compression, keys_of
+    from recipes.config import CHOSEN, Compression
 
-    if adapters != (name == "lora-cocktail"):
-        return False
-    preset = Compression(**keys_of(name, adapters))
-    return all(getattr(method, key) == getattr(preset, key) for key in METHOD)
+    preset, keys = Compression(preset=name), (*CHOSEN, "outer_learning_rate", "outer_momentum")
+    of_adapters = name == "lora-cocktail"
+    return adapters == of_adapters and all(getattr(method, key) == getattr(preset, key) for key in keys)

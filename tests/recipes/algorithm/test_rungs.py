@@ -106,7 +106,7 @@ def test_who_has_the_packets_alone_finds_x_prime_and_e_to_the_bit(order: list[in
 
 @given(st.integers(1, 3_000), st.integers(0, 200), rungs)
 def test_a_packet_says_by_its_length_which_coordinates_it_is_of(n: int, round: int, rung: int) -> None:
-    """Of a vector so short that two p visit as many, both visit the same."""
+    """Two p that visit as many coordinates, as they do in a very short vector, visit the same ones."""
     mix = RATE.ladders[rung][-1]
     sample = mix.draw(n, SEED, round)
     read = MIX.of_length(n, SEED, round, sample.m).draw(n, SEED, round)

@@ -299,6 +299,8 @@ def verify(folder: Path, replayed: bool = True) -> Found:
 
 def forked(work: Callable[[Path], Found], folder: Path, made: Made) -> Found:
     """Carry this out in a fork of this process, which may hang or die."""
+    import torch
+
     come, go = os.pipe()
     pid = os.fork()
     if not pid:
@@ -307,6 +309,7 @@ def forked(work: Callable[[Path], Found], folder: Path, made: Made) -> Found:
             os.close(come)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(HANGS)
+            torch.set_num_threads(1)  # those of the parent are not here
             null = os.open(os.devnull, os.O_RDWR)
             for number in range(3):
                 os.dup2(null, number)

@@ -127,6 +127,7 @@ def recipe_of(model: Path, data: Path, **sections: dict[str, Any]) -> Recipe:
         },
         "swarm": {"step_timeout": 20.0, "peer_timeout": 10.0, "start_timeout": 30.0},
         "checkpoint": {"eval_steps": 4},
+        "compression": {"auto": False},  # a busy machine is no reason for another rung
     }
     merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
     return recipe_type(sections).model_validate(

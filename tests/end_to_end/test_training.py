@@ -172,7 +172,7 @@ def test_lines_that_become_thin_in_a_run_give_all_peers_the_same_longer_rounds(
 
     What peers measure of their lines is made up here: it has tests of its own, and a busy machine is no line.
     """
-    recipe = recipe_of(neox, data, compression={}, training={"max_steps": 32})
+    recipe = recipe_of(neox, data, compression={"auto": True}, training={"max_steps": 32})
     with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
 
         def thin(budget: BandwidthBudget, size: int) -> float:

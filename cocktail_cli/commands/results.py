@@ -110,7 +110,8 @@ def export(
             say(f"best: after {rounds} rounds", err=True)
         if repository is not None:
             say(f"pushed: {told['pushed']}", err=True)
-        say(f"Next: {generate_command(str(output_dir), record.prompt)}", err=True)
+        if command := generate_command(str(output_dir), record.prompt):
+            say(f"Next: {command}", err=True)
 
 
 def round_of(checkpoint: str, ledger: Path) -> int:

@@ -130,7 +130,7 @@ def after(found: dict[str, Any]) -> str:
     """Return the next command for a run that does not go on."""
     if found["state"] in ("finished", "stopped") and found["step"] and "output_dir" in found:
         generate = generate_command(found["output_dir"], found.get("prompt", ""))
-        return f"cocktail report {found['run']} · {generate}"
+        return " · ".join(filter(None, (f"cocktail report {found['run']}", generate)))
     return f"cocktail resume {found['run']}" if found["state"] == "paused" else ""
 
 

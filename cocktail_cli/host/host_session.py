@@ -689,6 +689,7 @@ class HostSession:
                 versions=package_versions(),
                 install=command_elsewhere() or "",
                 guests=guests if not narrator.rounds else 0,
+                invitation=self.recipe.objective.invitation,
             )
         )
         poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), STATUS_TIMEOUT))
@@ -721,7 +722,7 @@ class HostSession:
             base_sha256=work.base.digest,
             data_sha256=work.data_digest,
             licence=asdict(work.base.licence),
-            prompt=self.prompt.text if self.prompt else "",
+            prompt=self.prompt.text if self.prompt else None if self.recipe.objective.invitation else "",
             chats=self.prompt.chat if self.prompt else None,
             **now,
         )

@@ -71,7 +71,7 @@ class RunRecord:
     reason: str = ""  # why it ended
     arguments: dict[str, Any] = field(default_factory=dict)  # of its launch, by which `resume` hosts it again
     licence: dict[str, Any] = field(default_factory=dict)  # the fields of recipes.downloads.Licence
-    prompt: str = ""  # of its held-out data, to try the model with
+    prompt: str | None = ""  # of its held-out data, to try the model with; None: it is none of language
     chats: bool | None = None  # whether it trains conversations; None: not noted
 
     @classmethod

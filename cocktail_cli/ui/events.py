@@ -82,6 +82,7 @@ class RunStarted(Event):
     versions: dict[str, str] = field(default_factory=dict)  # package versions on the host's machine
     install: str = ""  # the command that installs cocktail elsewhere; empty: no public address is known
     guests: int = 0  # peers from elsewhere that the first step waits for
+    invitation: str = ""  # how a machine takes part; empty: by `cocktail join`
 
 
 @event
@@ -244,7 +245,7 @@ class RunFinished(Event):
     eval_loss: float | None
     reason: str
     planned: int = 0  # planned steps; 0: unknown
-    prompt: str = ""  # of the held-out data, to try the model with
+    prompt: str | None = ""  # of the held-out data, to try the model with; None: it is none of language
     base_loss: float | None = None  # of the base, on held-out data
 
 

@@ -88,15 +88,17 @@ def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
     put(f"reach     {event.reach}", err)
     if event.guests:
         put(f"waiting   the first step waits for {counted(event.guests, 'peer')} from elsewhere", err)
+    if event.invitation:
+        put(f"peers     {event.invitation}", err)
+    put("", err)
+    two = "these two lines. The first installs cocktail, the second joins:"
+    one = "this line. Tell them where they get cocktail: no address is known here."
+    put(f"Invite others with {two if event.install else one}", err)
     put("", err)
     if event.install:
-        put("Invite others with these two lines. The first installs cocktail, the second joins:", err)
-        put("", err)
         put(event.install, err)
-    else:
-        put("Invite others with this line. Tell them where they get cocktail: no address is known here.", err)
-        put("", err)
-    put("cocktail join ", err, end="")  # in a terminal the URL completes the line
+    if not event.invitation:
+        put("cocktail join ", err, end="")  # in a terminal the URL completes the line
     put_own(event.url, out)
     put("", err)
     useful = f"cocktail status {event.run} · cocktail stop {event.run} · log: {event.output_dir}/cocktail.log"
@@ -114,12 +116,15 @@ def farewell(event: events.RunFinished, out: TextIO, err: TextIO) -> None:
         how = f"is finished: {counted(event.steps, 'step')}"
     put(f"{event.run} {how}{loss}. The model:", err)
     put_own(event.model, out)
-    put(f"Next: {generate_command(event.model, event.prompt)}", err)
+    if command := generate_command(event.model, event.prompt):
+        put(f"Next: {command}", err)
 
 
-def generate_command(folder: str, prompt: str) -> str:
-    """Write the command that lets the model of this folder answer `prompt`, which may be empty."""
-    return f"cocktail generate {quote(folder)} {quote(prompt or 'Once upon a time')}"
+def generate_command(folder: str, prompt: str | None) -> str:
+    """Write the command that lets the model of this folder answer `prompt`, which may be empty; None: it
+    answers none, and there is no command."""
+    asked = quote(prompt or "Once upon a time")
+    return "" if prompt is None else f"cocktail generate {quote(folder)} {asked}"
 
 
 def sentence(event: events.Event) -> str | None:

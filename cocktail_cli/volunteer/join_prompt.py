@@ -115,6 +115,9 @@ class JoinQuestion:
         limits = self.offer.limits
         plan = DownloadPlan(preview.welcome, limits.max_disk)
         check_trust(plan.recipe, limits.trust_remote_code, "rejected")
+        if invitation := plan.recipe.objective.invitation:
+            hints = (one_line(invitation, 300),)
+            raise Failure("rejected", "this run's peers bring model, data and loop", hints=hints)
         check_requirements(plan.recipe, replace(self.offer.resources, fetched=plan.bytes_here))
         if not agreed:
             check_free(plan.bytes, limits.max_disk)

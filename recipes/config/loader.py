@@ -152,8 +152,10 @@ def check(document: Document, problems: list[Problem], extend: Extend = heart_al
     try:
         recipe = extend(document.values).model_validate(document.values)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        problems = [*problems, *(_explain(document, detail, extend) for detail in found if _is_new(detail))]
+        every = error.errors(include_url=False)
+        # "too short" of a list whose only entry is wrong: that entry is reported already
+        found = (one for one in every if not (one["type"] == "too_short" and one.get("input")))
+        problems = [*problems, *(_explain(document, detail, extend) for detail in found)]
     if recipe is not None:
         for conflict in _conflicts(recipe, extend):
             key = tuple(int(part) if part.isdecimal() else part for part in conflict.key.split("."))
@@ -174,7 +176,7 @@ def _conflicts(recipe: Recipe, extend: Extend) -> Iterator[Conflict]:
         yield Conflict("training.global_batch_size", text)
     if swarm.max_peers is not None and swarm.max_peers < fewest:
         yield Conflict("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={fewest}")
-    if not recipe.datasets and recipe.objective.datasets:
+    if not recipe.datasets and not recipe.objective.invitation:
         given = "datasets" in recipe.model_fields_set
         yield Conflict("datasets", "needs at least one entry" if given else "is required")
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
@@ -291,11 +293,6 @@ def _schedule_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(key, f"`{kind}` does not take {', '.join(sorted(given - allowed))}", hint)
     if needed and len(given & needed) != 1:
         yield Conflict(key, f"`{kind}` needs one of {', '.join(sorted(needed))}")
-
-
-def _is_new(detail: Any) -> bool:
-    """False for "too short" of a list whose only entry is wrong: that entry is reported already."""
-    return not (detail["type"] == "too_short" and detail.get("input"))
 
 
 def _explain(document: Document, detail: Any, extend: Extend) -> Problem:

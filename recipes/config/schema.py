@@ -151,7 +151,11 @@ class ObjectiveSection(ExtensionSection):
     term: ClassVar[str] = "token"  # what the loss is a mean over; anything else: a sample is one
     adapters_rate: ClassVar[float | None] = None  # usual learning rate of adapters; None: that of texts
     method: ClassVar[str] = ""  # in words, for people
-    datasets: ClassVar[bool] = True  # False: a run has none, as peers bring model, data and loop
+
+    @property
+    def invitation(self) -> str:
+        """Say how a machine takes part with a model, data and a loop of its own; empty: with the run's."""
+        return ""
 
     def described(self) -> Iterator[str]:
         """Yield lines of a model card that say how it trained."""

@@ -89,8 +89,8 @@ class OwnLoops(Extension):
     def peer(self, peer: PeerParts) -> PeerExtension:
         """Make its part. Raises Failure where a machine brings no loop."""
         if peer.model is None:
-            terms: Any = peer.recipe.extensions["own_loop"]
-            raise Failure("rejected", "this run's peers bring model and loop", hints=(terms.invitation(),))
+            hints = (peer.recipe.objective.invitation,)
+            raise Failure("rejected", "this run's peers bring model, data and loop", hints=hints)
         return Paced()
 
 

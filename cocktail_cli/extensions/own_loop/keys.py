@@ -32,7 +32,6 @@ class Keys(ObjectiveSection):
     tensors, and no data. A sample of the run is one that some peer has trained on."""
 
     term: ClassVar[str] = "sample"
-    datasets: ClassVar[bool] = False
     method: ClassVar[str] = "training in the peers' own loops"
     foreign_names: ClassVar[Mapping[str, str]] = {"own_loop.script": "train_script"}
 
@@ -48,8 +47,8 @@ class Keys(ObjectiveSection):
         program = f": {self.script}, sha256 `{self.script_sha256}`" if self.script else ""
         yield f"each peer trained on its own data in its own loop{program}"
 
+    @property
     def invitation(self) -> str:
-        """Say how a machine takes part."""
         if self.script is None:
             return "start your own loop: cocktail_cli.join_with(RUN_URL, model, optimizer)"
         return f"fetch {self.script} (sha256 {self.script_sha256}), read it, and start it with the run URL"

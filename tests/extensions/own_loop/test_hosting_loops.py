@@ -38,14 +38,15 @@ SCRIPT = ["own_loop.script=https://example.org/train.py", f"own_loop.script_sha2
 @needs_fork
 def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path) -> None:
     """Its hub is killed and resumed meanwhile; the peer goes on. The result is the net that was trained, and
-    `cocktail join` says how one takes part."""
+    `launch` and `cocktail join` say how one takes part."""
     cocktail_cli.save_base(conv_net(), tmp_path / "base")
     for here in (tmp_path, tmp_path / "again"):
         here.mkdir(exist_ok=True)
         (here / "held_out.py").write_text("def bias(state):\n    return state['3.bias'].square().sum()\n")
     keys = ["max_steps=60", "save_steps=20", "global_batch_size=16", "learning_rate=1e-2", *SCRIPT]
     host = forked.start(tmp_path, *LAUNCH, *EVALUATE, "--model", str(tmp_path / "base"), *keys)
-    url, here, go_on = host.until("run_started")["url"], threading.Event(), threading.Event()
+    started, here, go_on = host.until("run_started"), threading.Event(), threading.Event()
+    url = started["url"]
     found: list[nn.Module] = []
 
     def wait(swarm: Swarm) -> None:
@@ -57,12 +58,11 @@ def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path
     thread.start()
     assert here.wait(60)
     refused = forked.join(tmp_path / "join", url)
-    refused.wait()
+    assert refused.wait() == 6
+    assert not refused.events("joined")
     (hint,) = refused.told[-1]["error"]["hints"]
-    assert (
-        hint
-        == f"fetch https://example.org/train.py (sha256 {'ab' * 32}), read it, and start it with the run URL"
-    )
+    said = f"fetch https://example.org/train.py (sha256 {'ab' * 32}), read it, and start it with the run URL"
+    assert hint == started["invitation"] == said
     host.send(signal.SIGKILL)
     host.wait()
     go_on.set()
@@ -79,6 +79,7 @@ def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path
     assert len(evals) >= 2
     bias = pytest.approx(float(model[3].bias.detach().square().sum()))
     assert evals[-1]["loss"] == bias == finished["eval_loss"]
+    assert finished["prompt"] is None
     assert "data of its peers" in (tmp_path / "out" / "README.md").read_text()
     verify = forked.start(tmp_path / "verify", "verify", str(tmp_path / "out"))
     assert verify.wait() == 0, verify.said

@@ -339,10 +339,8 @@ def check_cache_space(name: str, commit: str, sizes: Mapping[str, int], kind: st
     """Check that the files which the cache lacks fit on the disk; returns their bytes. Errors: OSError."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    def is_cached(file: str) -> bool:
-        return isinstance(try_to_load_from_cache(name, file, revision=commit, repo_type=kind), str)
-
-    cached = {file for file in sizes if is_cached(file)}
+    found = {file: try_to_load_from_cache(name, file, revision=commit, repo_type=kind) for file in sizes}
+    cached = {file for file, path in found.items() if isinstance(path, str)}
     needed = sum(size for file, size in sizes.items() if file not in cached)
     place = Path(constants.HF_HUB_CACHE)
     there = next(p for p in (place, *place.parents) if p.exists())

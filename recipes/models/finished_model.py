@@ -331,11 +331,12 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     before = "" if made.before is None else f"{made.before:.4f} -> "
     loss = "" if made.loss is None else f" Loss on held-out data: {before}{made.loss:.4f}."
     over = f" over {made.met}" if made.met else ""
+    how = method_of(recipe) + (", merged into their base," if made.merged else "")
     by = f"by {peers}{over} with [CocktailSGD]({PAPER})"
     lines = [
         f"---\n{about.to_yaml()}\n---\n",
         f"# {base} fine-tuned on {', '.join(data) or 'data of its peers'}\n",
-        f"{trained_how(recipe, made)} of `{base}`{revision} on {what}, {by}: run {made.run}, "
+        f"{how} of `{base}`{revision} on {what}, {by}: run {made.run}, "
         f"{steps:,} steps, {made.rounds:,} rounds.{loss}\n",
         "## Training\n",
         *(f"- {line}" for line in training_lines(recipe, done)),
@@ -377,11 +378,6 @@ def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
         )
         for metric, value in values.items()
     ]
-
-
-def trained_how(recipe: Recipe, made: RunSummary) -> str:
-    """Name the method, and whether adapters are merged."""
-    return method_of(recipe) + (", merged into their base," if made.merged else "")
 
 
 def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from scripts.fault_injection.schedule import JOINER, KINDS, Fault
 from scripts.swarms.commands import GUEST, HUB, RELAY, STARTS, Child, Stopped, Swarm, Told
-from scripts.swarms.processes import Line
 from scripts.swarms.tcp_link import Link
 from transport import Ledger, parse_url
 from transport.peer.admin_client import ask_status
@@ -54,11 +53,6 @@ class Record:
     lost: int = 0  # committed rounds that went with it
     may_lose: int = 0
     hub: str = ""  # key of the hub when it began
-
-
-def is_rolled_back(warning: Line) -> bool:
-    """Tell whether a peer has applied a round that the standby lacked."""
-    return "took over without round" in str(warning.get("message", ""))
 
 
 class Failed(Exception):
@@ -432,7 +426,8 @@ class Chaos:
         record.ended = time.monotonic()
         self._commits(record)
         warnings = [one for peer in swarm.peers.values() for one in peer.heard("warning")]
-        if any(is_rolled_back(one) and one["came"] >= record.began for one in warnings):
+        lacked = [one for one in warnings if "took over without round" in str(one.get("message", ""))]
+        if any(one["came"] >= record.began for one in lacked):
             swarm.lost.setdefault(first, record.ended)
         lost = [round for round, at in swarm.lost.items() if record.began <= at <= record.ended]
         # when it was told is later on a busy machine

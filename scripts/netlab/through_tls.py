@@ -32,7 +32,6 @@ from scripts.swarms.processes import Line, Process, run_role, say, started
 from scripts.swarms.tcp_link import free_port
 from transport import PeerLink, RunKeys, parse_url
 from transport.peer import PeerIdentity
-from transport.protocol import Route, RunURL
 from transport.wire import DealerWire
 
 MODULE = "scripts.netlab.through_tls"
@@ -84,11 +83,8 @@ def run_transfers(asked: Line) -> None:
 def run_joins(asked: Line) -> None:
     """Join so many times by TLS through the proxy, AT_ONCE at a time."""
     proxies = EvenHere(every=Proxy("http", "127.0.0.1", asked["proxy"]))
-
-    def by_tls(url: RunURL) -> list[Route]:
-        return [route for route in hub_routes(url, proxies) if route.kind == "tls"]
-
-    url = replace(parse_url(asked["url"]), dial=by_tls)
+    url = parse_url(asked["url"])
+    url = replace(url, dial=lambda to: [route for route in hub_routes(to, proxies) if route.kind == "tls"])
     with ThreadPoolExecutor(AT_ONCE) as pool:
         say("joined", ways=list(pool.map(lambda number: join(url, f"p{number}"), range(asked["joins"]))))
 

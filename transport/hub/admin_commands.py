@@ -10,7 +10,7 @@ from typing import Any
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.membership import Admission, KeyEvent, Roster, Session, Standing, same
+from transport.membership import Admission, KeyEvent, Roster, Session, Standing, Traffic, same
 from transport.protocol import TOKEN_BYTES, messages, short_key, to_bytes
 from transport.scheduling import Rounds
 
@@ -179,7 +179,7 @@ class AdminCommands:
         return row(known.name, key, how) | {"strikes": known.strikes, "reason": reason}
 
     def _row_of(self, s: Session, now: float) -> Answer:
-        known, traffic = self._admission.known.get(s.key), self._members.traffic_of(s)
+        known, traffic = self._admission.known.get(s.key), self._members.traffic.get(s.id, Traffic())
         moved = {"strikes": known.strikes if known else 0, "up_bytes": traffic.up, "down_bytes": traffic.down}
         state = session_word(s, self._members.quiet)
         return row(s.name, s.key, state, s.hardware, now - s.since) | moved

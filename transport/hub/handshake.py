@@ -126,7 +126,7 @@ class Handshake:
             self._out.refuse(conn, "session", "the hub does not know this session any more")
         elif unknown := rounds.lacks(session, m.holds):
             self._end(session, conn, f"its lease of round {unknown[0]} is not known here")
-        elif not rounds.can_repeat(m.waiting):
+        elif 0 <= m.waiting < rounds.round and m.waiting not in rounds.history.commits:
             self._end(session, conn, f"away since round {m.waiting}")
         else:
             if session.awaited:

@@ -360,12 +360,8 @@ class Opening:
 def damaged(path: Path, why: str, lost: str = "") -> LedgerDamaged:
     """Make the error of a file that cannot be mended from what is left. `lost`: the names of the files that
     would have to be there, if it is not that one."""
-    return LedgerDamaged(f"{path} is damaged: {why}", (put_back(lost or path.name), UNCHANGED))
-
-
-def put_back(names: str) -> str:
-    """Return the remedy for files that nothing can mend."""
-    return f"put {names} back from a copy: a backup, or what another machine has"
+    hint = f"put {lost or path.name} back from a copy: a backup, or what another machine has"
+    return LedgerDamaged(f"{path} is damaged: {why}", (hint, UNCHANGED))
 
 
 def open_tables(path: Path, wal: bool) -> StoredTables:

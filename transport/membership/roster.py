@@ -43,11 +43,6 @@ class Departure:
     reason: str
 
 
-def waits_for_a_round(session: Session) -> bool:
-    """Tell whether a session was ready and has missed no round: it can have delivered nothing yet."""
-    return session.state is not State.JOINING and not session.missed
-
-
 class Roster:
     """Live sessions of a run. `on_end(session)` returns how many samples an ended one gives back."""
 
@@ -106,7 +101,9 @@ class Roster:
 
     def make_room(self, origin: str) -> bool:
         """Tell whether there may be another newcomer, ending one of the most frequent origin to make room."""
-        newcomers = [s for s in self.sessions.values() if not s.proven and not waits_for_a_round(s)]
+        unproven = (s for s in self.sessions.values() if not s.proven)
+        # not who was ready and has missed no round: it can have delivered nothing yet
+        newcomers = [s for s in unproven if s.state is State.JOINING or s.missed]
         if len(newcomers) < NEWCOMERS:
             return True
         origins = Counter(s.origin for s in newcomers)
@@ -286,10 +283,6 @@ class Roster:
         """Return sessions with their traffic, by name."""
         sessions = sorted(self.sessions.values(), key=lambda s: s.name)
         return [(s, self.traffic.get(s.id, Traffic())) for s in sessions]
-
-    def traffic_of(self, session: Session) -> Traffic:
-        """Return the bytes that a session has moved."""
-        return self.traffic.get(session.id, Traffic())
 
     def tell_traffic(self) -> dict[str, TrafficDelta]:
         """Return bytes by peer since the last call."""

@@ -147,7 +147,7 @@ def parse_url(text: str) -> RunURL:
     if not RUN_NAME.fullmatch(run):
         raise UrlError(f"the run's name {run[:70]!r} in the URL is not of the form a-z 0-9 . -")
     (host, port), *_ = map(parse_address, places := address.split("+"))
-    url_ = RunURL(key, token_of(sealed_token), host, port, run, tuple(places[1:]))
+    url_ = RunURL(key, to_base64(to_bytes(sealed_token)[:-2]), host, port, run, tuple(places[1:]))
     if sealed(url_) != sealed_token:
         raise UrlError(f"{INCOMPLETE}, or a character of it is wrong: the checksum in its token does not fit")
     return url_
@@ -166,10 +166,6 @@ def sealed(url: RunURL) -> str:
     """Return the token with its checksum, as in the URL."""
     token = to_bytes(url.token)
     return to_base64(token + checksum(url.key, token, url.run))
-
-
-def token_of(sealed_token: str) -> str:
-    return to_base64(to_bytes(sealed_token)[:-2])
 
 
 def checksum(key: str, token: bytes, run: str) -> bytes:

@@ -74,16 +74,13 @@ class Exchange:
         """Return the seconds that a member's update has waited for others; 0: it has not arrived in time."""
         return max(0.0, self.closed - self.arrived.get(session, self.closed))
 
-    def known_at(self, report: messages.Report) -> int:
-        """Return the round of x' whose fingerprint is in a report. Staleness puts it behind this round."""
-        return max(0, self.round - report.behind)
-
     def fingerprints(self, sessions: Iterable[str]) -> dict[int, dict[str, int]]:
-        """Return what these members report of x', by the round of x' and session."""
+        """Return what these members report of x', by the round of x' and session. Staleness puts it behind
+        this round; where that falls, no report is of one round of x'."""
         found: dict[int, dict[str, int]] = {}
         for session in sessions:
             report = self.reports[session]
-            found.setdefault(self.known_at(report), {})[session] = report.fingerprint
+            found.setdefault(max(0, self.round - report.behind), {})[session] = report.fingerprint
         return found
 
     def commit(self, leases: Leases, refused: dict[str, str], fingerprints: dict[int, int]) -> do.Commit:

@@ -295,10 +295,6 @@ class Rounds:
         mine = self.leases.held(session.id)
         return [lease for lease in holds if lease >= self.round and lease not in mine]
 
-    def can_repeat(self, round: int) -> bool:
-        """Tell whether the commit of this round, that a peer waits for, is still in memory or to come."""
-        return round < 0 or round >= self.round or round in self.history.commits
-
     def repeat(self, session: Session, waiting: int) -> None:
         """Say again everything that a peer on a new connection may have missed; it waits for this commit."""
         ex = self.exchange

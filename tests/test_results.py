@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import growth
-from scripts.comparison import links, work
+from scripts.comparison import links, paced, work
 from scripts.comparison.faults import not_counted, stall
 from scripts.comparison.systems import SYSTEMS
 from scripts.netlab import lab as netlab
@@ -106,3 +106,15 @@ def test_packets_go_one_by_one_where_a_line_is_slow_or_loses_some() -> None:
     for line in (netlab.Line(up=100, down=2), netlab.Line(loss=0.1)):
         lab.lines["p1"] = line
         assert lab.packet_by_packet
+
+
+def test_a_paced_peer_is_given_what_the_loop_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr(paced.loop, "join", None)
+    monkeypatch.setattr(paced.loop, "compute", lambda *asked: given.extend(asked))
+    monkeypatch.setattr(paced, "command", lambda: paced.loop.compute("link", "peer", 3, 1, ["sample"], 0.5))
+
+    paced.main([], sample_s=0.1)
+
+    assert given == ["link", "peer", 3, 1, ["sample"], 0.5]

@@ -68,7 +68,8 @@ def bench(
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Render the rows as plain text, one line each under a line of names."""
     names = list(rows[0])
-    lines = [names, *([_cell(row[name]) for name in names] for row in rows)]
+    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in map(row.get, names)] for row in rows]
+    lines = [names, *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 
@@ -187,10 +188,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def recorded(topk_ratio: float, bits: int, rounds: int) -> torch.Tensor | None:

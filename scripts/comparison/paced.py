@@ -21,8 +21,8 @@ from scripts.swarms.processes import say
 def main(args: list[str], sample_s: float | None = None) -> None:
     compute, join = loop.compute, loop.join
 
-    def slow(link: Any, peer: Any, round: int, number: int, lease: Any) -> Any:
-        done = compute(link, peer, round, number, lease)
+    def slow(*asked: Any) -> Any:
+        done, (link, _, _, _, lease, *_) = compute(*asked), asked
         if done is None or sample_s is None:
             return done
         until = done.started + sample_s * len(lease)
@@ -34,12 +34,8 @@ def main(args: list[str], sample_s: float | None = None) -> None:
         step = join(link, peer, done)
         idle = peer.wait_s if done.gradient else 0.0
         row = {"round": step.round, "end": time.monotonic(), "idle": idle, "accepted": step.accepted}
-        row |= {
-            "steps": step.local_steps,
-            "sent": step.sent_bytes,
-            "received": step.received_bytes,
-            "fingerprint": step.fingerprint,
-        }
+        row |= {"steps": step.local_steps, "sent": step.sent_bytes, "received": step.received_bytes}
+        row |= {"fingerprint": step.fingerprint}
         say("round", **row)
         return step
 

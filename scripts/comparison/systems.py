@@ -198,6 +198,8 @@ class Cocktail:
         """Wait until all peers have been in this round."""
 
         def there() -> bool:
+            if gone := [peer.member for peer in self.peers if peer.ended]:
+                raise SystemExit(f"ended before round {round}: {', '.join(gone)}")
             return all(rows and rows[-1]["round"] >= round for rows in (p.heard("round") for p in self.peers))
 
         try:

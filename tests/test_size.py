@@ -22,13 +22,13 @@ from transport.protocol import messages
 CEILINGS = {
     "lines with code, heart": 29_674,
     "lines with code, extensions": 17_424,
-    "lines with code, scripts": 10_440,
-    "lines with code, tests": 47_344,
+    "lines with code, scripts": 10_437,
+    "lines with code, tests": 47_352,
     "modules": 319,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_050,
+    "words of documents": 54_043,
     "functions without a docstring, %": 22,
 }
 

@@ -68,8 +68,8 @@ def bench(
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Render the rows as plain text, one line each under a line of names."""
     names = list(rows[0])
-    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in map(row.get, names)] for row in rows]
-    lines = [names, *cells]
+    cells = [[row[name] for name in names] for row in rows]
+    lines = [names, *([f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in cells)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 

@@ -51,7 +51,7 @@ def device_name(device: str) -> str:
 
 def run(stage: Stage, limit: float, output: Path) -> tuple[int, float]:
     """Run a stage's command, its output into a file; its exit status and seconds."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"} | stage.environment
     started, status = time.monotonic(), LATE
     with output.open("w") as file:

@@ -14,9 +14,8 @@ from transport import Ledger
 LAUNCH = ["launch", "smoke", "--port", "0", "--bind", "127.0.0.1", "--json", "--peers", "0"]
 LAUNCH += ["data.max_length=16", "data.val_set_size=4", "global_batch_size=6", "max_steps=5000"]
 LAUNCH += ["compression.shards=8", "owners=peers"]
-LAUNCH += [
-    "staleness=1"
-]  # where a busy machine's rungs went from 2 to 1, nobody has one round's x' to report
+# where a busy machine's rungs went from staleness 2 to 1, nobody has one round's x' to report
+LAUNCH += ["staleness=1"]
 
 pytestmark = [pytest.mark.slow, needs_fork]
 

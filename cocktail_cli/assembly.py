@@ -95,7 +95,6 @@ class PeerParts:
     devices: Sequence[str]  # that train
     link: PeerLink  # its `welcome` is here
     server: PeerServer | None = None  # where other peers reach this one
-    model: nn.Module | None = None  # that trains, where `Joining.model` has made it
 
 
 class Exchange(Protocol):

@@ -91,7 +91,8 @@ def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
     if event.invitation:
         put(f"peers     {event.invitation}", err)
     put("", err)
-    two = "these two lines. The first installs cocktail, the second joins:"
+    second = "is the run URL" if event.invitation else "joins"
+    two = f"these two lines. The first installs cocktail, the second {second}:"
     one = "this line. Tell them where they get cocktail: no address is known here."
     put(f"Invite others with {two if event.install else one}", err)
     put("", err)

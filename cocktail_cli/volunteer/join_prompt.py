@@ -25,7 +25,7 @@ from cocktail_cli.ui import counted, duration_text, megabytes, say, short
 
 from . import checkpoint_store
 from .base_weights import DownloadPlan, check_free
-from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requirements
+from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -115,10 +115,7 @@ class JoinQuestion:
         limits = self.offer.limits
         plan = DownloadPlan(preview.welcome, limits.max_disk)
         check_trust(plan.recipe, limits.trust_remote_code, "rejected")
-        if invitation := plan.recipe.objective.invitation:
-            hints = (one_line(invitation, 300),)
-            raise Failure("rejected", "this run's peers bring model, data and loop", hints=hints)
-        check_requirements(plan.recipe, replace(self.offer.resources, fetched=plan.bytes_here))
+        replace(self.offer.resources, fetched=plan.bytes_here).check(plan.recipe)
         if not agreed:
             check_free(plan.bytes, limits.max_disk)
         return question_lines(preview, plan, self.offer)

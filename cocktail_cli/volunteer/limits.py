@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import one_line
 from cocktail_cli.machine import hardware, memory_of
 from cocktail_cli.ui import megabytes
 
@@ -63,6 +64,17 @@ class Resources:
         memory = memory if limits.machines == 1 else 0  # nobody knows that of the others
         return cls(memory, free_bytes(limits.max_disk), min(rates, default=0.0), fetched)
 
+    def check(self, recipe: Recipe, given: object = None) -> None:
+        """Raise Failure (rejected) where they fall short of a run, or its peers bring their models, and this
+        one is given none."""
+        if (invitation := recipe.objective.invitation) and given is None:
+            hints = (one_line(invitation, 300),)
+            raise Failure("rejected", "this run's peers bring model, data and loop", hints=hints)
+        if short := lacking(recipe, self):
+            hints = ("cocktail recipes list --fits says what this machine can do",)
+            why = f"the run requires more than this machine has: {'; '.join(short)}"
+            raise Failure("rejected", why, hints=hints)
+
 
 def lacking(recipe: Recipe, have: Resources) -> list[str]:
     """Describe each requirement of the recipe that this machine does not meet."""
@@ -77,15 +89,6 @@ def lacking(recipe: Recipe, have: Resources) -> list[str]:
     if wants.bandwidth_mbps and have.rate and 8e-6 * have.rate < wants.bandwidth_mbps:
         found.append(f"{wants.bandwidth_mbps:g} Mbit/s needed, {8e-6 * have.rate:g} allowed here")
     return found
-
-
-def check_requirements(recipe: Recipe, have: Resources) -> None:
-    """Raise Failure (rejected) where this machine falls short."""
-    if short := lacking(recipe, have):
-        hints = ("cocktail recipes list --fits says what this machine can do",)
-        raise Failure(
-            "rejected", f"the run requires more than this machine has: {'; '.join(short)}", hints=hints
-        )
 
 
 def requirements_column(recipe: Recipe) -> str:

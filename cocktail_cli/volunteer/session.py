@@ -30,7 +30,7 @@ from cocktail_cli.ui import Baseline, View, counted, events, megabytes, poll_sta
 from . import checkpoint_store
 from .base_weights import folder_bytes
 from .bootstrap import Bootstrap
-from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requirements
+from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits
 
 if TYPE_CHECKING:
     from recipes.training import Link, Peer, StepDone
@@ -264,21 +264,21 @@ class VolunteerSession:
         """Check what the run asks for, and train to the end of the run or session."""
         from .run_link import RunLink
 
-        limits = self.limits
+        limits, models = self.limits, (around.model() for around in self.joining)
+        given = next((model for model in models if model is not None), None)
         with request.raising():
             checkpoint = None
             if all(one.keeps for one in self.joining):
                 checkpoint = checkpoint_store.find(checkpoint_store.CheckpointKey.of(welcome), self.warn)
             bootstrap = Bootstrap(link, limits, self.view.show, request.raising, checkpoint)
             check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
-            check_requirements(bootstrap.recipe, Resources.of(limits, bootstrap.downloads.bytes_here))
+            Resources.of(limits, bootstrap.downloads.bytes_here).check(bootstrap.recipe, given)
             for around in self.joining:
                 around.check(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
         key, recipe = own_keys().public, bootstrap.recipe
-        models = (around.model() for around in self.joining)
-        given = bootstrap.imports.given = next((model for model in models if model is not None), None)
-        parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server, given)
+        bootstrap.imports.given = given
+        parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server)
         extensions = bootstrap.extensions = peer_extensions(parts)
         link.listen({one.name: one.received for one in extensions})
         self.run = RunLink(link, bootstrap.spool, extensions)

@@ -243,18 +243,20 @@ def source_of(run: str) -> tuple[Callable[[], RunHistory], Callable[[], str]]:
     if run.startswith("cocktail:"):
         remote = RemoteReader(run)
         remote.watch()
-        return remote.look, lambda: invitation(run)
+        return remote.look, lambda: invitation(run, remote.known.about.invitation)
     record = load_run(run)
     reader = RunFolderReader(record)
     reader.look()  # an unreadable run is found now
 
     def invite() -> str:
         now = reread_run(record)  # the host may have rotated its token
-        return invitation(now.url) if now.state == "running" else ""
+        return invitation(now.url, reader.known.about.invitation) if now.state == "running" else ""
 
     return reader.look, invite
 
 
-def invitation(url: str) -> str:
-    """Return the lines that install cocktail, where a public address of it is known, and join a run."""
-    return "\n".join(filter(None, (command_elsewhere(), f"cocktail join {url}")))
+def invitation(url: str, how: str) -> str:
+    """Return the lines that install cocktail, where a public address of it is known, and join a run; `how`
+    says it where no command does."""
+    joins = f"# {how}\n{url}" if how else f"cocktail join {url}"
+    return "\n".join(filter(None, (command_elsewhere(), joins)))

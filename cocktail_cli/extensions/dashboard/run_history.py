@@ -109,6 +109,7 @@ class About:
     data: tuple[str, ...] = ()
     method: str = ""  # "Full fine-tune", "LoRA adapters"
     term: str = "token"  # what the loss is a mean over
+    invitation: str = ""  # how a machine takes part; empty: by `cocktail join`
     base_sha256: str = ""
     data_sha256: str = ""
     parameters: int = 0  # trained parameters; 0: unknown
@@ -497,4 +498,5 @@ def with_recipe(known: About, text: str) -> About:
         data=tuple(public_name(dataset.path) for dataset in recipe.datasets),
         method=method_of(recipe),
         term=recipe.objective.term,
+        invitation=recipe.objective.invitation,
     )

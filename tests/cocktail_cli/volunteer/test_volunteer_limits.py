@@ -8,7 +8,6 @@ from in_this_process import Run
 from stalling_hub import Material, stalling_hub
 
 from cocktail_cli.volunteer import Resources, lacking, requirements_column
-from cocktail_cli.volunteer.limits import check_requirements
 from recipes.config import load_recipe
 
 GB = 10**9
@@ -39,7 +38,7 @@ def test_a_recipe_that_requires_nothing_fits_everywhere() -> None:
 
     assert (lacking(recipe, has(0, 0, 0)), requirements_column(recipe)) == ([], "-")
     assert requirements_column(load_recipe("smoke", WANTS)) == "24 GB 20 Mbit"
-    check_requirements(recipe, has(0, 0, 0))
+    has(0, 0, 0).check(recipe)
 
 
 def test_the_list_says_what_this_machine_can_do(cocktail: Run) -> None:

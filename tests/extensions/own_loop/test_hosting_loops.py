@@ -21,11 +21,13 @@ from torch import nn
 import cocktail_cli
 from cocktail_cli.assembly import ModelOnDisk, recipe_type
 from cocktail_cli.errors import Failure
+from cocktail_cli.extensions.dashboard.command import invitation
 from cocktail_cli.extensions.own_loop import parse_function
 from cocktail_cli.extensions.own_loop.named_tensors import measure
 from cocktail_cli.extensions.own_loop.swarm import Swarm
 from cocktail_cli.host import HostSession
 from cocktail_cli.ui import events
+from cocktail_cli.volunteer import Resources
 from recipes.config import load_recipe
 from recipes.errors import ModelError, RecipeError
 
@@ -97,6 +99,18 @@ def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path
 def test_a_recipe_that_contradicts_own_loops_is_refused(override: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         load_recipe("own-loop", [override], extend=recipe_type)
+
+
+def test_the_page_invites_loops_and_a_peer_without_a_model_is_refused_wherever_it_joins() -> None:
+    recipe = load_recipe("own-loop", ["max_steps=4"], extend=recipe_type)
+    how, machine = recipe.objective.invitation, Resources(0, 0, 0)
+
+    *_, says, url = invitation("cocktail://hub", how).splitlines()
+    machine.check(recipe, given=conv_net())
+    with pytest.raises(Failure, match="peers bring model, data and loop") as met:
+        machine.check(recipe)
+
+    assert (says, url, met.value.hints) == (f"# {how}", "cocktail://hub", (how,))
 
 
 def test_data_sets_have_no_place_in_a_run_of_own_loops(tmp_path: Path) -> None:

@@ -363,6 +363,8 @@ def test_leaving_says_what_was_given_and_how_to_return() -> None:
         "amber-otter-42 is over: all steps are done. You gave 60 steps, 52% of all that was trained, in 34 s "
         "(sent 1.0 kB, received 2.0 kB). Thank you!"
     )
+    paused = events.Left("amber-otter-42", "vm", "paused by its host (Ctrl-C)", False, returns=True)
+    assert sentence(paused) == "amber-otter-42: paused by its host (Ctrl-C). The same command returns."
 
 
 def test_progress_without_an_end_has_no_bar() -> None:

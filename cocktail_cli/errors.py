@@ -11,7 +11,7 @@ import errno
 import json
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -180,7 +180,9 @@ FULL_MEMORY = (
     "could not create a primitive",  # oneDNN, which says no more
 )
 ROOM = 64 << 20  # bytes: with less available, any failure is for want of memory
-OTHER_PLACE = "choose another place: -o DIR, for cocktail's own files COCKTAIL_HOME=DIR cocktail ..."
+OTHER_PLACE = "choose another place"  # `explain` adds how
+OWN_FILES = "for cocktail's own files COCKTAIL_HOME=DIR cocktail ..."
+PLACES = ("-o", "--cache-dir")  # options that choose a folder, in the commands that have them
 PATH_HINTS = {  # errno of a path that the user chose -> remedy
     errno.EACCES: f"{OTHER_PLACE}; or change its rights",
     errno.EPERM: f"{OTHER_PLACE}; or change its rights",
@@ -222,8 +224,9 @@ REMEDIES = {
 }
 
 
-def explain(error: BaseException) -> Failure:
-    """Turn any exception into the Failure that the user reads. Unknown exceptions are bugs: exit 1."""
+def explain(error: BaseException, options: Collection[str] = ()) -> Failure:
+    """Turn any exception into the Failure that the user reads, who can type `options`. Unknown exceptions are
+    bugs: exit 1."""
     if isinstance(error, Failure):
         return error
     if isinstance(error, BrokenPipeError):
@@ -236,7 +239,8 @@ def explain(error: BaseException) -> Failure:
         said = str(error) if hints else "this machine's memory is full"
         return Failure("out_of_memory", said, hints=hints or (MEMORY_HINT,))
     if isinstance(error, OSError) and error.filename and error.errno in PATH_HINTS:
-        hints = (PATH_HINTS[error.errno],)
+        ways = "".join(f"{option} DIR, " for option in PLACES if option in options) + OWN_FILES
+        hints = (PATH_HINTS[error.errno].replace(OTHER_PLACE, f"{OTHER_PLACE}: {ways}"),)
         return Failure("preflight", f"cannot use {error.filename}: {error.strerror}", hints=hints)
     problems = tuple(map(problem_of, getattr(error, "problems", ())))
     # Where a room lists problems, its text repeats them below its first line.

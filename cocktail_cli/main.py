@@ -120,7 +120,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     except Exception as error:  # the border of the program: whatever it is, the user gets a sentence
         if interruption.came:
             sys.exit(EXIT["interrupted"])
-        failure = explain(error)
+        failure = explain(error, options_of(sys.argv[1:]))
         failure.hints = (*filter(None, [reader_of(error)]), *failure.hints)
         bug = failure.code == "unexpected"  # of what the user can mend, the sentence says all
         logging.getLogger("cocktail_cli").error("%s", failure, exc_info=bug or loud)
@@ -139,6 +139,12 @@ def command_table(typed: list[str]) -> typer.core.TyperGroup:
         table = get_command(app)
         assert isinstance(table, typer.core.TyperGroup)
     return table
+
+
+def options_of(typed: list[str]) -> set[str]:
+    """Return the options of the command that is typed."""
+    command = command_table(typed).commands.get(typed[0]) if typed else None
+    return {name for parameter in command.params for name in parameter.opts} if command else set()
 
 
 def command_line(arguments: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cocktail_cli.errors import EXIT, Failure, Problem, explain, is_fault, writing_to
+from cocktail_cli.main import command_table, options_of
 from recipes.errors import DataError, ForeignPacket, ForeignSamples, HubUnreachable, ModelError, RecipeError
 from recipes.errors import Problem as RecipeProblem
 from transport.protocol import (
@@ -75,6 +77,15 @@ def test_an_error_has_its_documented_exit_status(case: Case) -> None:
     assert failure.exit == case.exit
     assert failure.hints or case.exit != 4 or not isinstance(case.error, OSError), "a path has a remedy"
     assert "\n" not in failure.message
+
+
+@pytest.mark.parametrize("command", command_table([]).commands)
+def test_another_place_is_chosen_by_options_that_the_command_has(command: str) -> None:
+    options = options_of([command])
+
+    [hint] = explain(OSError(errno.EROFS, "Read-only file system", "/x"), options).hints
+
+    assert set(re.findall(r"(-\S+) DIR", hint)) == {"-o", "--cache-dir"} & options
 
 
 @pytest.mark.parametrize("error", [TooLong("5 bytes"), ForeignSamples("5 bytes"), ForeignPacket("5 bytes")])

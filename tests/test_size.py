@@ -20,10 +20,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_674,
+    "lines with code, heart": 29_692,
     "lines with code, extensions": 17_424,
     "lines with code, scripts": 10_437,
-    "lines with code, tests": 47_350,
+    "lines with code, tests": 47_365,
     "modules": 319,
     "recipe keys": 117,
     "options": 198,

@@ -497,7 +497,8 @@ def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
                 if twice := next((name for name in header if header.count(name) > 1), None):
                     raise DataError(f"{place}: two columns are named {twice!r}", "rename one of them")
             elif fields and len(fields) != len(header):
-                raise DataError(f"{place}: fields: {len(fields)}, in the header: {len(header)}", FIELDS)
+                hint = separator_hint(header) or FIELDS
+                raise DataError(f"{place}: fields: {len(fields)}, in the header: {len(header)}", hint)
             elif fields:
                 lines_in = "" if swallowed else _swallowed(fields, delimiter)
                 swallowed = swallowed or bool(lines_in)
@@ -506,6 +507,12 @@ def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
             place = f"{called}:{reader.line_num + 1}"  # where the next row begins: a field may have lines
     except csv.Error as error:
         raise DataError(f"{place}: not a valid table: {error}", FIELDS) from None
+
+
+def separator_hint(columns: Sequence[str]) -> str:
+    """Name the separator of a table whose header was read as one column; "": it has no other one."""
+    mark = next((mark for mark in ";|\t" if len(columns) == 1 and mark in columns[0]), "")
+    return mark and f"its separator is {mark!r}: save it with commas, or with tabs as .tsv"
 
 
 def _swallowed(fields: Sequence[str], delimiter: str) -> str:

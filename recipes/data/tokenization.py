@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,11 +26,12 @@ from recipes.errors import DataError
 
 from .conversations import END_OF_TURN, ChatTemplate, ConversationReader, Span, common_length, messages_column
 from .samples import Sample
-from .sources import Row, decoded, unread_files
+from .sources import Row, decoded, separator_hint, unread_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TYPED = "in a message's text is read as the token of that name, which may end a turn"
 TWICE = "comes twice in a row: leave out of the data what tokenizer or template add, and mask what is padding"
 EMPTY = "an empty answer is trained: the model learns to say nothing there"
 NO_END = "the tokenizer has no eos token: the model learns no end (model.eos_token=TOKEN)"
@@ -261,6 +263,11 @@ class RowTokenizer:
         paired = self.row_type == "prompt_completion"
         read = reader.prompt_and_completion if paired else reader.conversation
         conversations = [read(row) for row in rows]
+        words = "|".join(re.escape(self.tokenizer.added_tokens_decoder[i].content) for i in self.special)
+        for row, each in zip(rows, conversations, strict=True) if words else ():
+            said = "\n".join(str(message.get("content")) for message in each.messages)
+            if met := re.search(words, said):
+                self._warn(row, f"`{met[0]}` ", TYPED)
         completes = paired and self.data.completion_only_loss is not False
         found: list[list[tuple[str, list[Span]]]] = [
             template.render_answers(each, each.prompt * completes)
@@ -413,8 +420,8 @@ def _columns_hint(dataset: Dataset, fields: Mapping[str, Any]) -> str:
         inner = value[0] if isinstance(value, list) and value else value
         if isinstance(inner, dict) and not {"role", "from"} & inner.keys():
             return f"rows within `{name}` are not found: save them as a list of rows, or a .jsonl"
-    if len(columns) == 1 and (mark := next((mark for mark in ";|\t" if mark in columns[0]), "")):
-        return f"its separator is {mark!r}: save it with commas, or with tabs as .tsv"
+    if hint := separator_hint(columns):
+        return hint
     maps = [
         {ours: _alike(ours, columns) for ours in wanted}
         for wanted in (("instruction", "output"), ("prompt", "completion"), ("messages",), ("text",))

@@ -136,6 +136,7 @@ FILES = {  # data: bytes of the file, cause, remedy
     "fewer.tsv": (b"text\tlabel\na\t1\nb\n", "fewer.tsv:3: fields: 1, in the header: 2", "as many fields"),
     "twice.csv": (b"text,text\na,b\n", "twice.csv:1: two columns are named 'text'", "rename one"),
     "upper.csv": (b"Text,Label\na,1\n", "columns Label, Text are", "datasets.0.column_map.text=Text"),
+    "semicolons.csv": (b"text;n\na, b;1\n", "fields: 2, in the header: 1", "its separator is ';'"),
     "semi.csv": (b"question;answer\na;b\n", "columns question;answer are", "its separator is ';'"),
     "pairs.jsonl": (
         b'{"question": "a", "answer": "b"}\n',

@@ -183,6 +183,14 @@ def test_special_tokens_that_come_twice_are_a_warning(corpus_of, tokenizer) -> N
     )
 
 
+def test_a_message_whose_text_has_a_special_token_is_a_warning(corpus_of, tokenizer) -> None:
+    asks = {"role": "user", "content": f"What is {tokenizer.eos_token}?"}
+
+    for messages, times in (([asks, CHAT[1]], 1), (CHAT, 0)):
+        said = " ".join(corpus_of([{"messages": messages}] * 2).warnings)
+        assert said.count(f"my.jsonl:1: `{tokenizer.eos_token}` in a message's text") == times
+
+
 def test_an_empty_answer_and_texts_without_an_end_are_warnings(corpus_of, tokenizer) -> None:
     for row in ({"prompt": "a", "completion": ""}, {"instruction": "a", "output": " "}):
         [warning] = [one for one in corpus_of([row, row], "max_length=256").warnings if "empty answer" in one]

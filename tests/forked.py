@@ -25,7 +25,7 @@ from scripts import ROOT
 from scripts.swarms.forked import ForkedProcess, Forker
 
 TOLD = ("told", "said")  # what becomes of stdout and stderr
-PATIENCE = 90.0  # seconds for anything to happen on a busy machine
+PATIENCE = 180.0  # seconds for anything to happen on a busy machine
 
 needs_fork = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forks a process that has imported torch: Linux only"

@@ -23,7 +23,7 @@ CEILINGS = {
     "lines with code, heart": 29_692,
     "lines with code, extensions": 17_424,
     "lines with code, scripts": 10_437,
-    "lines with code, tests": 47_365,
+    "lines with code, tests": 47_379,
     "modules": 319,
     "recipe keys": 117,
     "options": 198,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def until(there: Callable[[], object], seconds: float = 30.0) -> None:
+def until(there: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait until something is there; a busy machine may take long, a good one does not."""
     end = time.monotonic() + seconds
     while not there():

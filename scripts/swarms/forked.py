@@ -5,7 +5,7 @@ processes that a command starts can be forked as well.
 
     with Forker() as forker:
         process = forker.start([*COCKTAIL, "join", "-"], environment, folder, (stdin, stdout, stderr))
-        process.wait(60.0)
+        process.wait(120)
 
 Run as a module it is that process. It answers requests on its stdin, a datagram of JSON each. Linux only.
 """

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from even_shares import even_shares  # noqa: F401
 from in_process import rows, save_tiny
 from traced_once import traces_are_shared  # noqa: F401
+from unhurried import unhurried  # noqa: F401
 
 
 @pytest.fixture(scope="module")

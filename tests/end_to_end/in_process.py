@@ -125,7 +125,7 @@ def recipe_of(model: Path, data: Path, **sections: dict[str, Any]) -> Recipe:
             "optim": "adamw_torch",
             "activation_checkpointing": False,
         },
-        "swarm": {"step_timeout": 20.0, "peer_timeout": 10.0, "start_timeout": 30.0},
+        "swarm": {"step_timeout": 60.0, "peer_timeout": 60.0, "start_timeout": 60.0},
         "checkpoint": {"eval_steps": 4},
         "compression": {"auto": False},  # a busy machine is no reason for another rung
     }
@@ -165,7 +165,7 @@ class Member:
 
     def join(self) -> None:
         assert self.thread is not None
-        self.thread.join(60)
+        self.thread.join(120)
         assert not self.thread.is_alive(), f"{self.name} hangs"
         if self.error is not None:
             raise self.error
@@ -274,7 +274,7 @@ class Swarm:
         return member
 
     def wait(self) -> list[hub.Event]:
-        return self.memory.wait(90)
+        return self.memory.wait(120)
 
     def finish(self) -> list[hub.Event]:
         """Wait for the end of the run and of every peer; the hub's events."""

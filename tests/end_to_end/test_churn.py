@@ -89,7 +89,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Story:
 
 def told_by(peer: Command) -> list[Told]:
     """Its events, once it has ended with exit 0."""
-    assert peer.wait(60) == 0, peer.said
+    assert peer.wait(120) == 0, peer.said
     assert "Traceback" not in peer.said
     return peer.told
 

@@ -30,7 +30,7 @@ def test_a_peer_that_comes_back_has_its_residual_and_moments_and_goes_on(tmp_pat
     def look(member: Member, event: Event) -> None:
         if member.name == "bob" and isinstance(event, StepDone) and event.round == PAUSE:
             alone.set()
-            assert back.wait(60)
+            assert back.wait(120)
         elif member.name == "ann" and isinstance(event, CaughtUp):  # bob may, where he is late
             caught_up.append(residual(member))
             back.set()
@@ -45,7 +45,7 @@ def test_a_peer_that_comes_back_has_its_residual_and_moments_and_goes_on(tmp_pat
         ann.join()
         peer_checkpoint.keep(ann.peer, tmp_path / "kept", {})
         kept, old = residual(ann), ann.peer.trainer.optimizer.state_dict()["state"]
-        assert alone.wait(60)
+        assert alone.wait(120)
         again = swarm.prepare("ann")
         restore(again.peer, tmp_path / "kept")
         moments = again.peer.trainer.optimizer.state_dict()["state"]

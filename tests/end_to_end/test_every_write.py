@@ -120,9 +120,9 @@ def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes |
                 peer.before_exchange = lambda opened, link=link: leave(link.leave_requested, opened)  # type: ignore[misc]
             peers.append(peer)
             threads.append(peer.start())
-        work.events = swarm.wait(30.0)
+        work.events = swarm.wait(120)
         for thread in threads:
-            thread.join(30.0)
+            thread.join(120)
         work.over = [peer.over for peer in peers]
     work.durable.close()
     return work

@@ -45,11 +45,11 @@ def in_the_middle(folder: Path, family: str = "gpt2_tied", **sections: Any) -> I
     def watch(member: Member, event: object) -> None:
         if isinstance(event, StepDone) and event.round == 5:
             paused.set()
-            assert go_on.wait(60)
+            assert go_on.wait(120)
 
     with Swarm(recipe, folder) as swarm:
         swarm.start("ann", watch=watch)
-        assert paused.wait(60)
+        assert paused.wait(120)
         try:
             yield swarm, go_on
         finally:

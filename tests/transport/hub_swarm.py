@@ -79,27 +79,27 @@ class HubSwarm:
             self.wires[link] = wire
         return link
 
-    def train(self, *peers: ToyPeer, seconds: float = 30.0) -> list[Event]:
+    def train(self, *peers: ToyPeer, seconds: float = 120.0) -> list[Event]:
         """Let peers take part, if they do not yet, until the run and they have ended."""
         threads = [peer.thread or peer.start() for peer in peers]
         self.wait(seconds)
         for thread in threads:
-            thread.join(30.0)
+            thread.join(120)
             assert not thread.is_alive()
         return self.events
 
-    def wait(self, seconds: float = 60.0) -> list[Event]:
+    def wait(self, seconds: float = 120.0) -> list[Event]:
         """Wait for the end of the run and return its events. Raises TimeoutError."""
         self._listener.join(seconds)
         if self._listener.is_alive():
             raise TimeoutError(f"the run has not ended after {seconds:.0f} s; last event: {self.events[-1:]}")
         return self.events
 
-    def ended(self, seconds: float = 20.0) -> RunEnded:
+    def ended(self, seconds: float = 120.0) -> RunEnded:
         """Wait for the end of the run."""
         return next(event for event in self.wait(seconds) if isinstance(event, RunEnded))
 
-    def until(self, there: Callable[[], object], seconds: float = 30.0) -> None:
+    def until(self, there: Callable[[], object], seconds: float = 120.0) -> None:
         """Wait for what a run that goes on comes to."""
 
         def there_or_over() -> object:
@@ -128,21 +128,21 @@ class HubSwarm:
         self.until(lambda: self.committed() > 3)
         yield self
         self.close()
-        thread.join(30.0)
+        thread.join(120)
         assert peer.error is None
 
     def kill(self) -> None:
         """Stop the hub as kill -9 does: sockets closed, no messages, the ledger as it was."""
         self.hub._end_at = 0.0
         self.hub._wire.wake()
-        assert self.hub.join(30.0)
+        assert self.hub.join(120)
         self.ledger.close()
 
     def close(self) -> None:
         for link in self.links:
             link.close()
         self.hub.stop(now=True)
-        self._listener.join(30.0)
+        self._listener.join(120)
         self.ledger.close()
 
     def __enter__(self) -> HubSwarm:

@@ -80,7 +80,7 @@ class LyingHub:
     def __exit__(self, *_: object) -> None:
         self._closing = True
         self.wire.wake()
-        self._thread.join(30.0)
+        self._thread.join(120)
         self.wire.close()
 
     @property

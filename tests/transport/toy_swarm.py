@@ -44,8 +44,8 @@ def toy_settings(**changes: object) -> RunSettings:
         samples=40,
         global_batch=8,
         start_timeout=60.0,
-        step_timeout=5.0,
-        peer_timeout=5.0,
+        step_timeout=60.0,
+        peer_timeout=90.0,
         linger_s=2.0,
         recover_s=3.0,
     )

@@ -80,7 +80,7 @@ def test_the_host_lists_the_peers_and_kicks_one_in_training(cocktail: Run, runni
     assert row["up_bytes"] > 0
     said = cocktail("kick", "toy-run", "ann", "--ban", "--reason", "too hot")
     assert (said.exit, said.out) == (0, f"banned ann (key {row['key']})\n")
-    thread.join(30.0)
+    thread.join(120)
 
     assert isinstance(peer.error, RefusedByHub)
     assert (peer.error.code, str(peer.error)) == ("kicked", "banned by the run's host: too hot")
@@ -109,7 +109,7 @@ def test_a_joiner_learns_that_the_host_is_asked_and_what_the_host_answers(
     mine = short_key(own_keys().public)
     host = approving.when_asked("deny", mine, "who are you?")
     said = cocktail("join", str(approving.url), "-y", "--device", "cpu", "--name", "attic")
-    host.join(30.0)
+    host.join(120)
 
     assert said.exit == 6
     assert f"waiting for the host's approval, as attic, key {mine}" in said.err
@@ -123,7 +123,7 @@ def test_an_approved_peer_joins(cocktail: Run, approving: Running) -> None:
     until(lambda: json.loads(cocktail("peers", "toy-run", "--json").out)["peers"])
     assert "wants in" in cocktail("peers", "toy-run").out
     assert cocktail("peers", "toy-run", "--approve", "attic").exit == 0
-    thread.join(30.0)
+    thread.join(120)
 
     assert link.name == "attic"
     link.leave("done")

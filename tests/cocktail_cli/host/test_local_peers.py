@@ -30,7 +30,7 @@ def peers_that_ended(folder: Path, *failures: Failure | None, running: int = 0) 
         name, told = f"local-{number}", f"{failure.as_json()}\n" if failure else ""
         peers_folder(peers.folder, told, "", name)
         process = subprocess.Popen([sys.executable, "-c", "exit(1)"], text=True, stdin=subprocess.PIPE)
-        process.wait(30)
+        process.wait(120)
         peers.children.append(Child(name, process))
     for number in range(running):
         process = subprocess.Popen([sys.executable, "-c", "input()"], text=True, stdin=subprocess.PIPE)
@@ -165,7 +165,7 @@ def test_a_peer_asks_to_leave_and_then_ends_when_its_life_line_does(root: Path, 
 
         assert process.stdout.readline() == "its launching process ended\n"
         assert (process.stdout.readline() == "kept\n") == (what == "keeping")
-        assert process.wait(30) == 75
+        assert process.wait(120) == 75
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no process is killed by a signal")

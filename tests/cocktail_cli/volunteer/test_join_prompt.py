@@ -167,7 +167,7 @@ with Ledger(sys.argv[1], run=settings.run, samples=800) as ledger:
     from cocktail_cli.main import app
     app(standalone_mode=False)
     hub.stop(now=True)
-    hub.join(30.0)
+    hub.join(120)
 """
 
 

@@ -29,7 +29,7 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
         meet(found)
         yield found
         running.hub.stop(now=True)
-        thread.join(30.0)
+        thread.join(120)
         peer.shut()
 
 

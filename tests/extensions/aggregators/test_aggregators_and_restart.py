@@ -16,7 +16,9 @@ from transport.actions import Abandoned
 from transport.protocol import WeightedPacket
 
 # Nobody is lost by a machine that is busy: what is in the packets is compared with what was trained.
-SETTINGS = sharded_settings(samples=160, first_peers=2, min_peers=2, peer_timeout=30.0, **FAST)
+SETTINGS = sharded_settings(
+    samples=160, first_peers=2, min_peers=2, peer_timeout=30.0, **FAST | {"recover_s": 30.0}
+)
 
 
 def killed_after(folder: Path, *, doors: bool) -> tuple[ShardedSwarm, list[AggregatingPeer]]:
@@ -39,7 +41,7 @@ def go_on(folder: Path, first: ShardedSwarm, peers: list[AggregatingPeer]) -> No
     again = ShardedSwarm(SETTINGS, work, folder, first.hub.port, first.keys)
     work.packets[:] = [packet for _, packet in again.ledger.packets()]
     work.moved = [json.loads(packet)[2] for packet in work.packets]
-    again.start().ended(30)
+    again.start().ended(120)
     for peer in peers:
         peer.link.close()
         peer.shut()
@@ -94,7 +96,7 @@ def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
     threads = [peer.start() for peer in peers]
     first.until(lambda: first.committed() >= 4)
     peers[1].link.leave_requested.set()
-    threads[1].join(30.0)
+    threads[1].join(120)
     assert peers[1].handed_over
     first.until(lambda: stored and stored[0] in first.coordinator.handoffs)
     handoffs = dict(first.coordinator.handoffs)

@@ -119,4 +119,4 @@ def browser(folder: Path) -> Iterator[Browser]:
             made.ask("DELETE", "")
     finally:
         driver.terminate()
-        driver.wait(10)
+        driver.wait(120)

@@ -26,4 +26,4 @@ def served_page(page: Page, patience: float = PATIENCE) -> Iterator[int]:
         thread.start()
         yield sock.getsockname()[1]
         loop.call_soon_threadsafe(end)
-        thread.join(30.0)
+        thread.join(120)

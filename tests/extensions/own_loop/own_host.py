@@ -32,7 +32,7 @@ def recipe_of(base: Path, **sections: dict[str, Any]) -> Recipe:
             "warmup_steps": 0,
             "max_grad_norm": 0.0,
         },
-        "swarm": {"step_timeout": 20.0, "peer_timeout": 10.0, "start_timeout": 200.0},
+        "swarm": {"step_timeout": 60.0, "peer_timeout": 60.0, "start_timeout": 200.0},
         "own_loop": {},
     }
     merged = {name: {**usual.get(name, {}), **sections.get(name, {})} for name in {*usual, *sections}}

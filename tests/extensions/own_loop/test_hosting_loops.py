@@ -54,11 +54,11 @@ def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path
     def wait(swarm: Swarm) -> None:
         if swarm.last is not None and swarm.last.round > 4:
             here.set()
-            go_on.wait(60)
+            go_on.wait(120)
 
     thread = threading.Thread(target=lambda: found.append(train(url, each=wait)), daemon=True)
     thread.start()
-    assert here.wait(60)
+    assert here.wait(120)
     refused = forked.join(tmp_path / "join", url)
     assert refused.wait() == 6
     assert not refused.events("joined")
@@ -69,7 +69,7 @@ def test_a_run_of_own_loops_from_launch_to_verify(forked: Forked, tmp_path: Path
     host.wait()
     go_on.set()
     again = forked.start(tmp_path / "again", "resume", str(tmp_path / "out"), "--json", *EVALUATE)
-    thread.join(90)
+    thread.join(120)
     finished = again.until("run_finished")
     assert again.wait() == 0
 

@@ -50,11 +50,11 @@ def test_kill_9_costs_a_loop_its_last_step_and_sigterm_nothing(tmp_path: Path) -
             cat.send_signal(signal.SIGTERM)
             assert cat.stdout is not None
             assert cat.stdout.read().splitlines()[-1] == "ended: left (SIGTERM)"
-            assert cat.wait(20) == 0
+            assert cat.wait(120) == 0
             run.wait(120)
             assert ann.stdout is not None
             assert ann.stdout.read().splitlines()[-1] == "ended: all steps are done"
-            assert ann.wait(20) == 0
+            assert ann.wait(120) == 0
 
         assert run.left("bob")
     with Ledger(tmp_path / "ledger", write=False) as ledger:

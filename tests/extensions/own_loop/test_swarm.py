@@ -102,7 +102,7 @@ def test_a_cell_of_a_notebook_takes_part(tmp_path: Path) -> None:
     with hosted(tmp_path, conv_net()) as run:
         kernel = threading.Thread(target=lambda: asyncio.run(cell(str(run.url))))
         kernel.start()
-        kernel.join(60)
+        kernel.join(120)
         run.wait()
 
         assert torch.equal(flat(found[0]), run.folded())
@@ -173,7 +173,7 @@ def test_two_peers_learn_together_and_a_claim_of_samples_is_bounded(tmp_path: Pa
         seen: list[dict[str, float]] = []
         found = train(run.url, each=lambda swarm: seen.append(weighed.samples))
         run.wait()
-        eve.join(20)
+        eve.join(120)
 
         assert torch.equal(flat(found), run.folded())
         both = [one for one in seen if len(one) == 2]
@@ -189,7 +189,7 @@ def test_a_round_closes_once_its_peers_report_a_global_batch(tmp_path: Path) -> 
     def compute(swarm: Swarm) -> None:
         if swarm.last is not None:
             computing.set()
-            assert later.wait(30)
+            assert later.wait(120)
 
     def count(swarm: Swarm) -> None:
         if swarm.last is not None and computing.is_set():
@@ -204,7 +204,7 @@ def test_a_round_closes_once_its_peers_report_a_global_batch(tmp_path: Path) -> 
         bob.start()
         train(run.url, "ann", each=count)
         run.wait()
-        bob.join(20)
+        bob.join(120)
 
         late = [one for one in run.events if isinstance(one, hub.Warned) and "goes on without" in one.message]
         accepted = [one.accepted for one in run.events if isinstance(one, hub.RoundCommitted)]

@@ -96,7 +96,7 @@ def test_sft_by_a_trainer_is_sft_by_our_loop(neox: Path, tmp_path: Path, names: 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(90)
+            thread.join(300)
         run.wait()
 
         assert torch.equal(flat(found["ann"]), run.folded())
@@ -154,7 +154,7 @@ def test_grpo_with_a_reward_function_in_two_peers_each_with_its_own_rollouts(
         bob = threading.Thread(target=peer, args=("bob",))
         bob.start()
         peer("ann")
-        bob.join(60)
+        bob.join(120)
         run.wait()
 
         assert not torch.equal(run.folded(), flat(model))

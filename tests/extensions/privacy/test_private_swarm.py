@@ -82,8 +82,8 @@ def test_a_peer_stops_by_itself_once_its_budget_is_spent_and_does_not_begin_anew
         assert "privacy budget spent" in run.left("ann")[0]
         with pytest.raises(Failure, match="the privacy budget of these rows is spent: epsilon"):
             train(run.url)
-        run.wait(90)
-        other.join(20)
+        run.wait(120)
+        other.join(120)
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     yield listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(30.0)
+    thread.join(120)
 
 
 @pytest.mark.parametrize(

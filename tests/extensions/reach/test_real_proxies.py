@@ -112,7 +112,7 @@ def started() -> Iterator[Callable[[str, int, Path], Proxy]]:
     yield start
     for process in processes:
         process.kill()  # squid would wait for its clients
-        process.wait(20)
+        process.wait(120)
 
 
 def through(url: RunURL, proxy: Proxy, *relays: str) -> RunURL:
@@ -197,7 +197,7 @@ def test_a_proxy_over_tls_gets_a_login_only_behind_a_certificate_that_is_trusted
             client_context.cache_clear()
             status = ask_status(url)
             (peer,) = [ToyPeer(PeerLink(url, PeerIdentity("ann")))]
-            peer.start().join(20.0)
+            peer.start().join(120)
     client_context.cache_clear()
 
     assert (passed, status["run"]) == (0, "toy-run")

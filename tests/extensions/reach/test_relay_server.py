@@ -33,7 +33,7 @@ USUAL = RelayLimits()
 UNKNOWN_TICKET = relay_socks.reply(4, "nobody waits with this ticket")
 UNKNOWN_RUN = relay_socks.reply(4, "the run's hub is not connected to it")
 SHUT = 1  # a port of the loopback at which nothing listens
-PATIENCE_S = 20.0  # on a busy machine; not what is measured
+PATIENCE_S = 90.0  # on a busy machine; not what is measured
 
 
 class Relayed:
@@ -243,7 +243,7 @@ def test_floods_and_silent_connections_end_at_the_relay(relayed: Callable[..., R
     for sock in flood:
         sock.close()
     peer.link.leave_requested.set()
-    thread.join(30.0)
+    thread.join(120)
 
     assert (peer.error, peer.link.way) == (None, f"the relay {there.place}")
 

@@ -37,7 +37,7 @@ class Spliced:
     def close(self) -> None:
         self.peer.close()
         self.hub.close()
-        self.thread.join(30.0)
+        self.thread.join(120)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_the_last_bytes_arrive_before_the_end(spliced: Spliced) -> None:
     spliced.hub.shutdown(socket.SHUT_WR)
 
     assert spliced.peer.makefile("rb").read() == b"so long"
-    spliced.thread.join(30.0)
+    spliced.thread.join(120)
     assert not spliced.thread.is_alive()
 
 

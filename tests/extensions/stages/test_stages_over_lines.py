@@ -13,7 +13,7 @@ from scripts.swarms.tcp_link import Link
 from transport.protocol import CurveKeys
 from transport.wire import RouterWire
 
-LIMIT, PATIENCE = 1 << 20, 20.0
+LIMIT, PATIENCE = 1 << 20, 90.0
 
 
 class LinkedRing(StageRing):

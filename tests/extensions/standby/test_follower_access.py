@@ -44,7 +44,7 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
         found.caller("the standby", following(running, "standby", running.keys.stop))
         yield found
         running.hub.stop(now=True)
-        thread.join(30.0)
+        thread.join(120)
         assert peer.error is None
 
 

@@ -58,7 +58,7 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
     with Swarm(recipe, tmp_path / "run", min_peers=4) as swarm:
         [probing] = swarm.work.judges
         assert isinstance(probing, ProbeThread)
-        assert probing.ready.wait(60)
+        assert probing.ready.wait(120)
 
         def pace(member: Member, event: Event) -> None:
             """So that each round is judged: they are shorter here than a gradient takes."""

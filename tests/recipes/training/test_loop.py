@@ -118,7 +118,7 @@ class FakeHub:
 
     def exchange(self, packet: bytes, delivery: Delivery) -> SimpleNamespace:
         if self.hold is not None:
-            assert self.hold.wait(30), "the compute waits for the exchange"
+            assert self.hold.wait(120), "the compute waits for the exchange"
         self.deliveries.append(delivery)
         late = delivery.round in self.late
         updates = [] if late else [(self.name, packet, 1.0)]

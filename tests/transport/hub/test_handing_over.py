@@ -69,7 +69,7 @@ def test_a_handoff_is_merged_before_the_next_round_with_the_share_the_peer_had(t
     with HubSwarm(settings, work, tmp_path) as swarm:
         bob = ToyPeer(swarm.link("bob"))
         going = threading.Event()
-        bob.before_exchange = lambda opened: opened.round < 3 or going.wait(20.0)  # type: ignore[arg-type,return-value]
+        bob.before_exchange = lambda opened: opened.round < 3 or going.wait(120)  # type: ignore[arg-type,return-value]
         bob.start()
         ann = Leaver(swarm.link("ann"))
         for _ in range(3):
@@ -123,7 +123,7 @@ def test_a_malformed_handoff_is_reported_with_the_name_of_its_sender(tmp_path: P
         mallory.leave(b"bad")
         until(lambda: warnings(swarm))
         swarm.hub.stop(now=True)
-        swarm.wait(30.0)
+        swarm.wait(120)
 
     assert work.inherited == []
     assert warnings(swarm) == [("mallory", "its handoff cannot be used: not a packet")]
@@ -139,7 +139,7 @@ def test_a_run_that_is_ending_refuses_handoffs(tmp_path: Path) -> None:
         until(lambda: swarm.hub._state.rounds.ending)
         with contextlib.suppress(RunOver):  # it may hear of that first
             assert ann.leave(b"late") is not True
-        swarm.wait(30.0)
+        swarm.wait(120)
 
     assert work.inherited == []
 
@@ -159,7 +159,7 @@ def test_a_handoff_in_transit_outlives_the_opening_of_a_round(tmp_path: Path) ->
         assert ann.leave(bytes(900_000)) is True
         until(lambda: work.inherited)
         swarm.hub.stop(now=True)
-        swarm.wait(30.0)
+        swarm.wait(120)
 
     assert rounds < work.order.index("inherit ann"), "rounds went by meanwhile"
 
@@ -185,7 +185,7 @@ def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: p
         assert time.monotonic() - began < 30.0
         assert taken is False
         swarm.hub.stop(now=True)
-        swarm.wait(30.0)
+        swarm.wait(120)
     assert work.inherited == []
 
 
@@ -208,7 +208,7 @@ def test_a_hurried_leaver_has_a_share_of_the_time_and_a_link_that_said_goodbye_h
         with pytest.raises(Leaving):
             link.hand_over(1, b"too late")
         swarm.hub.stop(now=True)
-        swarm.wait(30.0)
+        swarm.wait(120)
 
 
 def test_a_machine_that_slept_is_told_so_once(tmp_path: Path) -> None:
@@ -222,6 +222,6 @@ def test_a_machine_that_slept_is_told_so_once(tmp_path: Path) -> None:
         link.wait("another", lambda: len(told) > 1, 0.2)
         link.leave("enough", 0.3)
         swarm.hub.stop(now=True)
-        swarm.wait(30.0)
+        swarm.wait(120)
 
     assert [re.sub(r" 6\d s", " 6x s", one) for one in told] == ["this machine was away for 6x s"]

@@ -105,7 +105,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         for peer in peers:
             peer.link.close()
         for thread in threads:
-            thread.join(30.0)
+            thread.join(120)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class Caller:
         self._wire.dial(0)
         self._until(lambda event: isinstance(event, Connected))
 
-    def _until(self, wanted: Callable[[object], bool], seconds: float = 30.0) -> object:
+    def _until(self, wanted: Callable[[object], bool], seconds: float = 120.0) -> object:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             for event in self._wire.poll(left):
@@ -153,7 +153,7 @@ def visited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         meet(found)
         yield found
         running.hub.stop(now=True)
-        thread.join(30.0)
+        thread.join(120)
 
 
 def meet(found: Visited) -> None:

@@ -12,7 +12,7 @@ from transport.hub.reader_thread import BESIDE_ROUNDS, BURST_S, LEAST, ROOM, Rea
 def held(busy: bool) -> Iterator[tuple[ReaderThread, threading.Event, list[str]]]:
     """A reader at whose first job others pile up, until the event is set."""
     thread, gate, order = ReaderThread(lambda: busy), threading.Event(), list[str]()
-    thread.submit(lambda: gate.wait(10.0))
+    thread.submit(lambda: gate.wait(120))
     try:
         yield thread, gate, order
     finally:

@@ -67,7 +67,7 @@ def test_a_hub_killed_at_random_instants_loses_nothing_and_its_peers_come_back(t
     announced |= {int(line) for line in hub.stdout.read().split()}
     assert hub.wait() == 0
     for thread in threads:
-        thread.join(30.0)
+        thread.join(120)
 
     with Ledger(tmp_path, write=False) as ledger:
         ledger.verify(complete=True)

@@ -125,7 +125,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
         before = sum(isinstance(e, RoundCommitted) for e in new.events)
         until(lambda: sum(isinstance(e, RoundCommitted) for e in new.events) > before)
         link.leave_requested.set()
-        thread.join(30.0)
+        thread.join(120)
 
     assert (new.ledger.term, old.ledger.term) == (3, 2)
     assert sum("is ignored: another hub of this run has been started since" in line for line in said) == 1

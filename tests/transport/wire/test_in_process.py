@@ -209,7 +209,7 @@ def test_several_threads_may_use_one_link(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30.0)
+            thread.join(120)
         link.leave("done")
 
     assert sorted(n for n, _ in got) == list(range(8))  # type: ignore[misc]
@@ -270,7 +270,7 @@ def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path)
         time.sleep(0.1)
         away_for_too_long(swarm, link)
         for thread in threads:
-            thread.join(30.0)
+            thread.join(120)
 
         assert ends == [SessionRenewed, SessionRenewed]
         link.ready(0, work.fingerprint(0))
@@ -324,7 +324,7 @@ def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(
         thread.start()
         until(lambda: told)
         link.leave_requested.set()
-        thread.join(10.0)
+        thread.join(120)
 
     assert "is lost; dialling again" in told[0]
     assert len(raised) == 1, "an exchange with a hub that is not there is not in flight"

@@ -1,0 +1,3 @@
+"""Fixtures of runs in this process."""
+
+from unhurried import unhurried  # noqa: F401

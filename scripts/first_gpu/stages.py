@@ -33,14 +33,14 @@ class Scale:
     study: tuple[str, ...] = ("--model", "smollm2")  # where README's rows are, its list of cells
 
 
-SMALL = "--rows 4 --length 32 --steps 4 --held 8 --cell peers=4,lora=4 --results outputs/gpu/quality.jsonl"
+SMALL = "--rows 4 --length 32 --steps 4 --held 8 --cell peers=4,lora=4"
 TINY = Scale(
     ("2e5", "3e5"),
     ("tiny", "tiny", "tiny"),
     200_000,
     "opt",
     32,
-    ("--model", "outputs/gpu/models/tiny", *SMALL.split()),
+    ("--model", "{folder}/models/tiny", "--results", "{folder}/quality.jsonl", *SMALL.split()),
 )
 
 
@@ -150,7 +150,8 @@ def stages(device: str, folder: Path, scale: Scale, minutes: float = 8.0) -> lis
     small, large, larger = scale.models
     clock = ["--minutes", f"{max(min(9.0, minutes) - ENDING, 0.5):g}"]
     clock += ["--results", str(rows.FOLDER / "quality.jsonl")]
-    study = [*PYTHON, "-m", "scripts.study.run", *on, *clock, *scale.study]
+    study = [*PYTHON, "-m", "scripts.study.run", *on, *clock]
+    study += [word.format(folder=folder) for word in scale.study]
     llama = partial(step, "llama-3.1-8b-lora", larger)
     everything = "gpt-neox", "gptj", "llama", "opt", "qwen3"
     left = picked("handoff", "keep", "restore", "equal")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes.algorithm import compressor_of, cost_of
@@ -17,6 +17,7 @@ from scripts.report.plot import svg
 from scripts.report.rows import Row, read
 from scripts.study import cells, plan, tables
 from scripts.study.cells import Found
+from scripts.study.language_plan import LANGUAGE, language
 from scripts.study.train import Setting, Size
 
 QUALITY = ROOT / "recipes" / "quality.jsonl"
@@ -117,11 +118,21 @@ def loss(folder: Path) -> str:
         "loss",
         study="\n".join(part for part in study if part),
         same="\n".join(part for part in same if part),
+        language=language_models(folder),
         optimizers=f"**optimizers**{BY_HALF}{compared}\n{MILLION}{larger}" if compared else "",
         rivals=f"**rivals**\n\n{table(head, rivals)}" if rivals else "",
         steps=Size().steps,
         timed=table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),
     )
+
+
+def language_models(folder: Path) -> str:
+    """Format the README's ways on a language model, a table for each model and text."""
+    file, end = folder / "quality.jsonl", LANGUAGE.name
+    names = dict.fromkeys(row["size"] for row in read(file) if row["size"].endswith(end))
+    made = {name: replace(LANGUAGE, text=name.removesuffix(end)) for name in names}.items()
+    both = ((name, cells.read(file, size), cells.read(file, size, cut=True)) for name, size in made)
+    return "\n".join(f"**{name}**\n\n{language(found, cut)}" for name, found, cut in both)
 
 
 def rival_losses(folder: Path, found: Found) -> list[list[str]]:

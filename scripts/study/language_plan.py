@@ -6,13 +6,12 @@ best one is inside of those tried.
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from scripts.study.cells import Cell, Found
-from scripts.study.plan import ADAPTERS, COCKTAIL, DILOCO, EXACT, REFERENCE, SEEDS, SUM, WIDE
+from scripts.study.cells import Cell, Found, setting_text
+from scripts.study.plan import ADAPTERS, COCKTAIL, DILOCO, EXACT, REFERENCE, SEEDS, SUM, WIDE, name_meant
 from scripts.study.tables import above
 from scripts.study.train import Outcome, Setting, Size
 
@@ -86,8 +85,7 @@ UNTOUCHED = Cell(replace(REFERENCE.setting, lora=RANK), 0.0, SEEDS[0])
 
 def at(group: str, factor: float = 1.0, seed: int = SEEDS[0]) -> list[Cell]:
     """List the cells of a group of ways, of adapters and of whole models, at a multiple of their rate."""
-    chosen = [way for groups in WAYS.values() for way in groups[group]]
-    return [Cell(way.setting, way.rate * factor, seed) for way in chosen]
+    return [Cell(way.setting, way.rate * factor, seed) for groups in WAYS.values() for way in groups[group]]
 
 
 LANGUAGE_CELLS = [
@@ -102,12 +100,9 @@ LANGUAGE_CELLS = [
 
 
 def way_named(text: str) -> Way:
-    """Find a way by its name, or a part that no other has. Errors: ArgumentTypeError."""
-    meant = [way for way in EVERY if way.name == text] or [way for way in EVERY if text in way.name]
-    if len(meant) != 1:
-        names = "\n".join(way.name for way in meant or EVERY)
-        raise ArgumentTypeError(f"which row is {text!r}?\n{names}")
-    return meant[0]
+    """Find a way by its name, or its preset with 8 peers. Errors: ArgumentTypeError."""
+    ways = {way.name: way for way in EVERY}
+    return ways[name_meant(text, ways)]
 
 
 def tried(found: Iterable[Cell], setting: Setting) -> list[float]:
@@ -130,25 +125,14 @@ def reported(found: Found, setting: Setting, rate: float) -> dict[int, float]:
     return {c.seed: o.halves[1] for c, o in found.items() if c.setting == setting and c.rate == rate}
 
 
-HEAD = (
-    "way",
-    "less than FP16",
-    "rate",
-    "held-out loss (seeds)",
-    "over all-reduce at this rate",
-    "each at its best rate",
-    "right of four",
-    "another text",
-)
+BESIDE = "over all-reduce at this rate | each at its best rate | right of four | another text"
+HEAD = f"way | less than FP16 | rate | held-out loss (seeds) | {BESIDE}"
 
 
 def compared(found: Found, way: Way, rate: float) -> tuple[str, str]:
     """Say how much more a way loses than all-reduce at one rate, and, if this is its best, at best rates."""
-    losses, own, dense = (
-        reported(found, way.setting, rate),
-        best(found, way.setting),
-        best(found, way.reference),
-    )
+    losses = reported(found, way.setting, rate)
+    own, dense = best(found, way.setting), best(found, way.reference)
     same = above(losses, reported(found, way.reference, rate)) if way.setting.peers else ""
     if own is None or dense is None or rate != own[0] or not way.setting.peers:
         return same, "tuned" if own == (rate, True) else ""
@@ -158,20 +142,25 @@ def compared(found: Found, way: Way, rate: float) -> tuple[str, str]:
 
 def language(found: Found, cut: Found) -> str:
     """Format the table of a language model, with the cells that were cut short."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    lines = [f"| {HEAD} |", "|---" * 8 + "|"]
     if (untouched := found.get(UNTOUCHED)) is not None:
         lines.append(line("untouched", untouched, ["", "", f"{untouched.halves[1]:.4f}", "", ""]))
-    for way in EVERY:
-        for rate in tried(found, way.setting):
-            outcome, losses = found[Cell(way.setting, rate, SEEDS[0])], reported(found, way.setting, rate)
-            ratio = f"{outcome.ratio:.0f}x" if way.setting.peers else ""
+    for setting in dict.fromkeys(one.setting for one in (*EVERY, *found)):
+        way = Way(name_of(setting), setting)
+        for rate in tried(found, setting):
+            outcome, losses = found[Cell(setting, rate, SEEDS[0])], reported(found, setting, rate)
+            ratio = f"{outcome.ratio:.0f}x" if setting.peers else ""
             cells = [ratio, f"{rate:g}", f"{mean(losses.values()):.4f} ({len(losses)})"]
             lines.append(line(way.name, outcome, [*cells, *compared(found, way, rate)]))
     for cell, outcome in cut.items():
-        names = [way.name for way in EVERY if way.setting == cell.setting]
         short = f"{outcome.halves[1]:.4f} after {outcome.done:.0%} of the steps"
-        lines.append(line(*names, outcome, ["", f"{cell.rate:g}", short, "", ""]) if names else "")
-    return "\n".join(filter(None, lines)) + "\n" if len(lines) > 2 else ""
+        lines.append(line(name_of(cell.setting), outcome, ["", f"{cell.rate:g}", short, "", ""]))
+    return "\n".join(lines) + "\n" if len(lines) > 2 else ""
+
+
+def name_of(setting: Setting) -> str:
+    """Name a way of the plan; any other setting by its keys."""
+    return next((way.name for way in EVERY if way.setting == setting), setting_text(setting))
 
 
 def line(name: str, outcome: Outcome, cells: list[str]) -> str:

@@ -7,6 +7,7 @@ of the first tables are then made again with the other seeds. Ablations take the
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -315,14 +316,20 @@ def chosen_rate(found: Found, setting: Setting) -> float | None:
 
 
 def row_named(text: str) -> Row:
-    """Find a row by its name, its preset, or a part that no other has. Errors: ArgumentTypeError."""
-    rows = [*(row for table in TABLES[:3] for row in table.rows), *RIVALS]
-    ways = ([row for row in rows if part in f"|{row.name}|"] for part in (f"|{text}|", f"(`{text}`)", text))
-    meant = next(filter(None, ways), rows)
+    """Find a row of README by its name. Errors: ArgumentTypeError."""
+    rows = {row.name: row for row in (*(row for table in TABLES[:3] for row in table.rows), *RIVALS)}
+    return rows[name_meant(text, rows)]
+
+
+def name_meant(text: str, names: Iterable[str]) -> str:
+    """Find a name by its preset, or a part that no other has. Errors: ArgumentTypeError."""
+    eight = f"|8 peers, `{text}`, "
+    parts = f"|{text}|", f"(`{text}`)", f"{eight}full|", f"{eight}LoRA r 16|", text
+    meant = next(filter(None, ([name for name in names if part in f"|{name}|"] for part in parts)), [*names])
     if len(meant) == 1:
         return meant[0]
-    names = "\n".join(row.name for row in meant)
-    raise ArgumentTypeError(f"which row is {text!r}? PowerSGD's: scripts/rivals powersgd\n{names}")
+    asked = f"which row is {text!r}? PowerSGD's: scripts/rivals powersgd"
+    raise ArgumentTypeError("\n".join([asked, *meant]))
 
 
 def missing(found: Found, tables: tuple[Table, ...] = TABLES) -> list[Cell]:

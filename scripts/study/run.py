@@ -25,11 +25,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from scripts.study.begun import Begun, say
 from scripts.study.cells import Cell, cells, changed, read, setting_of, setting_text, shipped, write
-from scripts.study.language_plan import LANGUAGE, LANGUAGE_CELLS, language, way_named
+from scripts.study.language_plan import LANGUAGE, LANGUAGE_CELLS, UNTOUCHED, language, way_named
 from scripts.study.plan import COCKTAIL, REFERENCE, SAME_RATE, TABLES, best_rate, missing, row_named
 from scripts.study.tables import markdown, same_rate, spread
 from scripts.study.train import Outcome, Setting, Size, base, train
@@ -38,40 +39,38 @@ from scripts.swarms.lab import parser
 QUICK = Size(hidden=32, layers=1, length=32, rows=4, steps=6, base_steps=4)
 
 
-def begun_cell(size: Size, cell: Cell, folder: Path, until: float) -> Outcome:
-    """Train a cell, or what is left of one that was cut short."""
-    named = repr((size.name, setting_text(cell.setting), cell.rate, cell.seed)).encode()
-    file = folder / "begun" / f"{hashlib.sha256(named).hexdigest()[:16]}.safetensors"
-    begun = Begun(until, file if size.model else None, say if size.model else None)
-    outcome = train(size, cell.setting, cell.rate, cell.seed, folder, begun)
-    if outcome.done == 1:
-        file.unlink(missing_ok=True)
-    return outcome
-
-
-def ended(
-    size: Size, wanted: list[Cell], folder: Path, workers: int, until: float
-) -> Iterator[tuple[Cell, Outcome]]:
-    """Train the cells until some time; yield each as it ends, or is cut short."""
-    if workers == 1:
-        for cell in wanted:
-            if time.monotonic() < until:
-                yield cell, begun_cell(size, cell, folder, until)
-        return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(begun_cell, size, cell, folder, until): cell for cell in wanted}
-        for done in as_completed(waiting):
-            yield waiting[done], done.result()
-
-
 @dataclass(frozen=True)
 class Place:
-    """Device, folders and time limit of the cells of a study."""
+    """Folders, processes and time limit of the cells of a study."""
 
     folder: Path
     results: Path
     workers: int
     until: float
+
+
+def begun_cell(size: Size, place: Place, cell: Cell) -> tuple[Cell, Outcome | None]:
+    """Train a cell, or what is left of one that was cut short; None: the time was over before."""
+    if time.monotonic() >= place.until:
+        return cell, None
+    named = repr((size.name, setting_text(cell.setting), cell.rate, cell.seed)).encode()
+    file = place.folder / "begun" / f"{hashlib.sha256(named).hexdigest()[:16]}.safetensors"
+    begun = Begun(place.until, file if size.model else None, say if size.model else None)
+    outcome = train(size, cell.setting, cell.rate, cell.seed, place.folder, begun)
+    if outcome.done == 1:
+        file.unlink(missing_ok=True)
+    return cell, outcome
+
+
+def ended(size: Size, wanted: list[Cell], place: Place) -> Iterator[tuple[Cell, Outcome | None]]:
+    """Train the cells; yield each as it ends, or is cut short."""
+    one = partial(begun_cell, size, place)
+    if place.workers == 1:
+        yield from map(one, wanted)
+        return
+    with ProcessPoolExecutor(place.workers, multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(one, cell) for cell in wanted]):
+            yield done.result()
 
 
 def run(size: Size, wanted: list[Cell], place: Place) -> None:
@@ -80,7 +79,9 @@ def run(size: Size, wanted: list[Cell], place: Place) -> None:
     lacking = [cell for cell in dict.fromkeys(wanted) if cell not in there]
     if lacking and not size.model:
         base(size, place.folder)  # once, before several processes want it
-    for cell, outcome in ended(size, lacking, place.folder, place.workers, place.until):
+    for cell, outcome in ended(size, lacking, place):
+        if outcome is None:
+            continue
         write(place.results, size, cell, outcome)
         what = ", ".join(f"{name}={value}" for name, value in changed(cell.setting).items()) or "cocktail"
         losses = f"{outcome.loss:.4f}, with all that was unsent {outcome.mean:.4f}"
@@ -100,8 +101,7 @@ def show(size: Size, results: Path) -> None:
     for one in SAME_RATE:
         if text := same_rate(read(results, one.size), one):
             print(text)
-    wide = spread(found)
-    if wide is not None:
+    if (wide := spread(found)) is not None:
         print(f"all-reduce, the largest loss less the smallest of the seeds that are there: {wide:.2%}")
 
 
@@ -154,9 +154,8 @@ def ways_of(name: str, size: Size) -> list[tuple[Setting, float]]:
     try:
         if size.model:
             way = way_named(name)
-            return [(one, way.rate) for one in (way.reference, way.setting)]
-        known = shipped(size)
-        return [(row.setting, best_rate(known, row)) for row in (REFERENCE, row_named(name))]
+            return [(UNTOUCHED.setting, 0.0), (way.reference, way.rate), (way.setting, way.rate)]
+        return [(row.setting, best_rate(shipped(size), row)) for row in (REFERENCE, row_named(name))]
     except argparse.ArgumentTypeError as error:
         raise SystemExit(f"--row: {error}") from None
 

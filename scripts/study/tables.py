@@ -17,6 +17,7 @@ from scripts.study.plan import (
     Table,
     best_rate,
     chosen_rate,
+    losses,
 )
 from scripts.study.train import Outcome, Setting, Size
 
@@ -117,12 +118,8 @@ def losses_at(found: Found, setting: Setting, rate: float) -> dict[int, float]:
 
 def losses_of_best(found: Found, setting: Setting, rates: Sequence[float]) -> dict[int, float]:
     """Find seed -> loss at the one of these rates that has the lowest loss with the first seed."""
-    tried = {c.rate: o.loss for c, o in found.items() if c.setting == setting and c.seed == SEEDS[0]}
-    tried = {rate: loss for rate, loss in tried.items() if rate in rates}
-    if not tried:
-        return {}
-    best = min(tried, key=tried.__getitem__)
-    return losses_at(found, setting, best)
+    tried = {rate: loss for rate, loss in losses(found, setting).items() if rate in rates}
+    return losses_at(found, setting, min(tried, key=tried.__getitem__)) if tried else {}
 
 
 def reported(found: Found, setting: Setting) -> dict[int, float]:

@@ -56,7 +56,6 @@ WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight
 Optim = Literal["adamw_torch_fused", "muon", "soap", "adafactor", "adamw_8bit", "sgd"]
 ADAMW: Final = "adamw_torch_fused"
 CLIP = 1.0  # of the gradient's norm
-EVALS = 4  # held-out losses on a quarter of the text, along the way; of a language model 8
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,14 @@ class Size:
     @property
     def name(self) -> str:
         if self.model:
-            return f"{Path(self.text).stem}-{self.length}x{self.rows}x{self.steps}"
+            held = "" if self.held == Size.held else f"-{self.held}"
+            return f"{Path(self.text).stem}-{self.length}x{self.rows}x{self.steps}{held}"
         return f"{self.base_name}-{self.rows}x{self.steps}"
 
     @property
     def evals(self) -> int:
-        """Count the held-out losses along the way."""
-        return 8 if self.model else EVALS
+        """Count the held-out losses along the way, on a quarter of the text."""
+        return 8 if self.model else 4
 
 
 # key of a recipe -> name of a setting

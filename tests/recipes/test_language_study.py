@@ -12,9 +12,11 @@ from recipes.config import load_recipe
 from recipes.models import load_trained
 from recipes.training import learning_rate
 from recipes.weight_files import FlatParameters
+from scripts.report.rival_tables import language_models
 from scripts.study.begun import Begun
 from scripts.study.cells import Cell, read, write
 from scripts.study.language import LanguageModel, documents, questions, some
+from scripts.study.language.gguf_folder import model_folder
 from scripts.study.language_plan import EVERY, LANGUAGE_CELLS, WAYS, best, compared, language, way_named
 from scripts.study.plan import ADAPTERS, EXACT, SUM
 from scripts.study.run import Place, run
@@ -108,6 +110,9 @@ def test_the_list_of_cells_begins_with_the_first_six_and_each_way_is_found_by_na
     assert {cell.setting.peers for cell in first} == {0, 8}
     assert len({*LANGUAGE_CELLS}) == len(LANGUAGE_CELLS)
     assert all(way_named(way.name) == way for way in EVERY)
+    assert [way_named(name) for name in ("lora-cocktail", "cocktail")] == [
+        WAYS[r]["first"][2] for r in (16, 0)
+    ]
     with pytest.raises(ArgumentTypeError, match="which row is 'peers'"):
         way_named("peers")
 
@@ -128,6 +133,32 @@ def test_a_way_is_tuned_where_a_lower_and_a_higher_rate_are_worse() -> None:
     assert compared(found, product, 2e-3) == ("+10.00%", "+10.00%, not tuned")
     assert compared(found, product, 1e-3) == ("+9.09%", "")
     assert language(found, {}).count("\n| ") == 5
+    own = Cell(Setting(peers=2, lora=3), 1e-3, 1)
+    assert "| peers=2,lora=3 |" in language({own: ended(1.0)}, {})
+
+
+def test_a_cell_whose_time_is_over_before_it_begins_is_no_row(size: Size, tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "results.jsonl", 1, 0.0)
+    run(size, [Cell(SUM, 1e-3, 1), Cell(EXACT, 1e-3, 1)], place)
+
+    assert not place.results.exists()
+
+
+def test_results_have_a_table_of_each_language_model_at_the_sizes_of_the_readme(tmp_path: Path) -> None:
+    outcome = Outcome(1.0, 1.0, (), 1.0, 1.0, 9.0, 0.0, 0.0, (1.0, 1.0))
+    size = Size(model="smollm2", text="pages-a", length=512, rows=32, steps=300)
+    for one in (size, replace(size, text="pages-b", held=8)):
+        write(tmp_path / "quality.jsonl", one, LANGUAGE_CELLS[1], outcome)
+    made = language_models(tmp_path)
+
+    assert made.startswith("**pages-a-512x32x300**\n")
+    assert "all-reduce, LoRA r 16 |" in made
+    assert "pages-b" not in made
+
+
+def test_a_model_that_is_no_folder_is_told() -> None:
+    with pytest.raises(SystemExit, match="--model nowhere: expected a folder"):
+        model_folder("nowhere", Path())
 
 
 @pytest.mark.slow

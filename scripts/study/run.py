@@ -7,6 +7,7 @@ learning rate tuned for each way.
     scripts/bench_quality --row cocktail       # a row of README's table and all-reduce, each at its best rate
     scripts/bench_quality --cell topk_ratio=0.05,bits=2 --rates 1e-3 2e-3      # cells of one's own
     scripts/bench_quality --model smollm2 --device cuda --minutes 8   # a language model, on documents
+    scripts/bench_quality --model smollm2 --row lora-cocktail    # a row of it, and what that is beside
 
 On a GPU models, optimizers, codec and aggregator are on it. It needs a torch with CUDA, which PyPI's for
 Linux has; the environment is .venv, or COCKTAIL_VENV's. A second GPU wants other cells and --results.
@@ -27,6 +28,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from scripts.study.begun import Begun, say
 from scripts.study.cells import Cell, cells, changed, read, setting_of, setting_text, shipped, write
@@ -110,9 +113,7 @@ def options() -> argparse.ArgumentParser:
     asked.add_argument("--workers", type=int, default=1, help="processes, of one thread each")
     asked.add_argument("--quick", action="store_true")
     asked.add_argument("--show", action="store_true", help="compute nothing")
-    asked.add_argument(
-        "--same-rate", action="store_true", help="ways at the rates of all-reduce, --seeds each"
-    )
+    asked.add_argument("--same-rate", action="store_true", help="ways at all-reduce's rates, --seeds each")
     asked.add_argument("--row", help="a row of README's tables, by its name or a part of it")
     asked.add_argument("--cell", type=setting_of, action="append", help="NAME=VALUE,... as in a recipe")
     asked.add_argument("--rates", type=float, nargs="+", default=[2e-3])
@@ -129,12 +130,13 @@ def options() -> argparse.ArgumentParser:
 def main() -> None:
     given = options().parse_args()
     size = QUICK if given.quick else size_of(given)
+    if size.device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"--device {size.device}: this machine has no CUDA device, or a torch without CUDA")
     place = Place(given.folder, given.results, given.workers, time.monotonic() + 60 * given.minutes)
     if given.quick:
         run(size, cells([REFERENCE.setting, COCKTAIL], [2e-3], [1]), place)
     elif given.row:
-        for setting, rate in ways_of(given.row, size):
-            run(size, cells([setting], [rate], given.seeds), place)
+        run(size, [Cell(*way, seed) for seed in given.seeds for way in ways_of(given.row, size)], place)
     elif given.cell:
         run(size, cells(given.cell, given.rates, given.seeds), place)
     elif given.same_rate:

@@ -28,7 +28,7 @@ CEILINGS = {
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_077,
+    "words of documents": 54_094,
     "functions without a docstring, %": 22,
 }
 

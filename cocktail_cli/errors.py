@@ -205,7 +205,7 @@ HUB_HINT = "the run may be paused (`join --wait 12h` waits) or over, or its port
 
 # What to do about an error of a room that says nothing of its own, by class or code.
 REMEDIES = {
-    "recipes.DataError": "`cocktail preview RECIPE` shows how rows are read, and what is trained",
+    "recipes.DataError": "mend the data there; `cocktail preview RECIPE` reads them again in seconds",
     "recipes.ModelError": "--model: the id of a model on the hub, or a folder as save_pretrained writes it",
     "recipes.HubUnreachable": "try again; HF_HUB_OFFLINE=1 uses what is on this disk; or give a local path",
     "recipes.PartLost": "start that machine again, and the first one, if it does not join again by itself",

@@ -23,12 +23,12 @@ CEILINGS = {
     "lines with code, heart": 29_692,
     "lines with code, extensions": 17_424,
     "lines with code, scripts": 10_437,
-    "lines with code, tests": 47_379,
+    "lines with code, tests": 47_403,
     "modules": 319,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_094,
+    "words of documents": 54_043,
     "functions without a docstring, %": 22,
 }
 

@@ -94,13 +94,14 @@ def main() -> NoReturn:
 
 def run(as_json: bool, loud: bool) -> NoReturn:
     """Run the command that sys.argv names, and end with SystemExit whatever happens."""
-    interruption = Interruption()
+    interruption, options = Interruption(), set[str]()
     try:
         check_rooms()
         typed = sys.argv[1:]
         check_removed(typed, os.environ)
         commands = command_table(typed)
         given, defaults = rewritten(command_line(typed), commands), settings(typed)
+        options = options_of(commands, given)
         with interruption.handled():
             # Not standalone: Typer would print usage errors itself, in a form of its own.
             code = commands(given, prog_name="cocktail", standalone_mode=False, default_map=defaults)
@@ -120,7 +121,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     except Exception as error:  # the border of the program: whatever it is, the user gets a sentence
         if interruption.came:
             sys.exit(EXIT["interrupted"])
-        failure = explain(error, options_of(sys.argv[1:]))
+        failure = explain(error, options)
         failure.hints = (*filter(None, [reader_of(error)]), *failure.hints)
         bug = failure.code == "unexpected"  # of what the user can mend, the sentence says all
         logging.getLogger("cocktail_cli").error("%s", failure, exc_info=bug or loud)
@@ -141,9 +142,9 @@ def command_table(typed: list[str]) -> typer.core.TyperGroup:
     return table
 
 
-def options_of(typed: list[str]) -> set[str]:
-    """Return the options of the command that is typed."""
-    command = command_table(typed).commands.get(typed[0]) if typed else None
+def options_of(commands: typer.core.TyperGroup, given: list[str]) -> set[str]:
+    """Return the options of the command that is given."""
+    command = commands.commands.get(given[0]) if given else None
     return {name for parameter in command.params for name in parameter.opts} if command else set()
 
 

@@ -171,9 +171,9 @@ def sentence(event: events.Event) -> str | None:
 
 def thanks(event: events.Left) -> str:
     """Say how a volunteer's part in a run ended, what it gave, and how to return."""
-    left = event.reason.removeprefix("left (")
     how = f"{event.run}{'' if event.returns else ' is over'}: {event.reason}"
-    how = how if left == event.reason else f"left {event.run} ({left}"
+    if event.reason.startswith("left ("):
+        how = event.reason.replace("left", f"left {event.run}", 1)
     gave = ""
     if event.steps:
         share = "" if event.share is None else f", {event.share:.0%} of all that was trained"

@@ -264,8 +264,8 @@ class VolunteerSession:
         """Check what the run asks for, and train to the end of the run or session."""
         from .run_link import RunLink
 
-        limits, models = self.limits, (around.model() for around in self.joining)
-        given = next((model for model in models if model is not None), None)
+        limits = self.limits
+        given = next((model for one in self.joining if (model := one.model()) is not None), None)
         with request.raising():
             checkpoint = None
             if all(one.keeps for one in self.joining):

@@ -331,8 +331,7 @@ def key_names(of: type[Recipe] = Recipe) -> list[str]:
 
 def known_key(name: str, of: type[Recipe] = Recipe) -> bool:
     """True for the bare name of a key, a section, or a dotted path that begins with one."""
-    first = name.partition(".")[0]
-    return name in key_names(of) or first in of.model_fields
+    return name in key_names(of) or name.partition(".")[0] in of.model_fields
 
 
 def is_optional(key: Key, of: type[Recipe] = Recipe) -> bool:

@@ -21,8 +21,8 @@ from scripts.swarms.processes import say
 def main(args: list[str], sample_s: float | None = None) -> None:
     compute, join = loop.compute, loop.join
 
-    def slow(*asked: Any) -> Any:
-        done, (link, _, _, _, lease, *_) = compute(*asked), asked
+    def slow(link: Any, peer: Any, round: int, number: int, lease: Any, *more: Any) -> Any:
+        done = compute(link, peer, round, number, lease, *more)
         if done is None or sample_s is None:
             return done
         until = done.started + sample_s * len(lease)

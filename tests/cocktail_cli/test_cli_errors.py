@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cocktail_cli.errors import EXIT, Failure, Problem, explain, is_fault, writing_to
-from cocktail_cli.main import command_table, options_of
+from cocktail_cli.main import command_table, options_of, run
 from recipes.errors import DataError, ForeignPacket, ForeignSamples, HubUnreachable, ModelError, RecipeError
 from recipes.errors import Problem as RecipeProblem
 from transport.protocol import (
@@ -81,11 +81,17 @@ def test_an_error_has_its_documented_exit_status(case: Case) -> None:
 
 @pytest.mark.parametrize("command", command_table([]).commands)
 def test_another_place_is_chosen_by_options_that_the_command_has(command: str) -> None:
-    options = options_of([command])
+    options = options_of(command_table([]), [command])
 
     [hint] = explain(OSError(errno.EROFS, "Read-only file system", "/x"), options).hints
 
     assert set(re.findall(r"(-\S+) DIR", hint)) == {"-o", "--cache-dir"} & options
+
+
+def test_an_error_before_there_are_commands_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocktail_cli.main.command_table", lambda typed: [][0])
+    with pytest.raises(SystemExit, match=r"^1$"):
+        run(as_json=False, loud=False)
 
 
 @pytest.mark.parametrize("error", [TooLong("5 bytes"), ForeignSamples("5 bytes"), ForeignPacket("5 bytes")])

@@ -18,6 +18,7 @@ import typer
 
 from cocktail_cli import options
 from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import one_line
 from cocktail_cli.host import LifeLine
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.machine import load_run, reread_run, the_run_going_on
@@ -258,5 +259,5 @@ def source_of(run: str) -> tuple[Callable[[], RunHistory], Callable[[], str]]:
 def invitation(url: str, how: str) -> str:
     """Return the lines that install cocktail, where a public address of it is known, and join a run; `how`
     says it where no command does."""
-    joins = f"# {how}\n{url}" if how else f"cocktail join {url}"
+    joins = f"# {one_line(how, 300)}\n{url}" if how else f"cocktail join {url}"
     return "\n".join(filter(None, (command_elsewhere(), joins)))

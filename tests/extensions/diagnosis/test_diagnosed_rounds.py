@@ -204,8 +204,7 @@ def test_a_real_hub_measures_its_sums_and_its_disk_and_what_is_on_its_way(tmp_pa
         found.slow = recorder = Recorder()
         lines = found._lines
         assert lines is not None
-        link = swarm.link("ann")
-        swarm.train(ToyPeer(link))
+        swarm.train(ToyPeer(swarm.link("ann")))
 
     assert recorder.samples
     assert all(sample.disk_s > 0 and sample.aggregate_s > 0 for sample in recorder.samples)

@@ -105,7 +105,8 @@ def test_the_page_invites_loops_and_a_peer_without_a_model_is_refused_wherever_i
     recipe = load_recipe("own-loop", ["max_steps=4"], extend=recipe_type)
     how, machine = recipe.objective.invitation, Resources(0, 0, 0)
 
-    *_, says, url = invitation("cocktail://hub", how).splitlines()
+    *before, says, url = invitation("cocktail://hub", how).splitlines()
+    assert invitation("cocktail://hub", f"{how}\nrm").splitlines()[:-2] == before, "a hub's text is a comment"
     machine.check(recipe, given=conv_net())
     with pytest.raises(Failure, match="peers bring model, data and loop") as met:
         machine.check(recipe)

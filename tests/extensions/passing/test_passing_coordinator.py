@@ -89,8 +89,7 @@ def test_wrong_bytes_are_remembered_of_a_key_and_a_lost_line_of_a_session() -> N
         table.sources()
         for accuser in ("bob", "cat", "dan"):
             table.accuse(accuser, "ann", wrong=wrong)
-        old = table.session["ann"]
-        table.members.end(old, "gone", "lost")
+        table.members.end(table.session["ann"], "gone", "lost")
         hello = messages.Hello(messages.PROTOCOL, "", "toy-run", "ann", address="ann:1")
         table.members.begin(b"key-of-ann.ann", hello, 1.0).reachable = True
 

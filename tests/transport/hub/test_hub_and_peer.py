@@ -61,7 +61,7 @@ def test_three_peers_finish_a_run_over_tcp(start: Callable[..., HubSwarm]) -> No
     assert all(peer.packets == running.work.packets for peer in peers), "all hold the same x'"
     assert [peer.over and peer.over.finished for peer in peers] == [True] * 3
     quickest = min(e.seconds for e in running.events if isinstance(e, RoundCommitted))
-    assert quickest < 1.0, "a round costs tens of milliseconds, and no timer; a busy machine stretches all"
+    assert quickest < 0.2, "a round costs tens of milliseconds; other load stretches some"
 
 
 def test_a_name_without_address_is_reported(start: Callable[..., HubSwarm]) -> None:

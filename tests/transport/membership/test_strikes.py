@@ -47,8 +47,7 @@ def test_strikes_belong_to_a_key_over_sessions_and_those_of_a_member_over_restar
     swarm.leave(first)
     swarm.step()
     swarm.kill(first)
-    lies_again = lies(swarm, 1)
-    swarm.kill(lies_again)
+    swarm.kill(lies(swarm, 1))
     for _ in range(20):
         swarm.job()
     assert swarm.books.peers["eve"].strikes == STRIKES - 1

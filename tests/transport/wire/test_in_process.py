@@ -220,8 +220,7 @@ def test_a_packet_that_delivers_no_work_is_left_with_its_sender(tmp_path: Path) 
     """Its weight would be 0, and what is in it lost: it is not accepted, and its sender offers it again."""
     work = ToyWork()
     with HubSwarm(toy_settings(min_peers=2, samples=8, global_batch=1), work, tmp_path) as swarm:
-        peers = [ToyPeer(swarm.link(name), 0) for name in ("ann", "bob")]
-        swarm.train(*peers)
+        swarm.train(*[ToyPeer(swarm.link(name), 0) for name in ("ann", "bob")])
     commits = [e for e in swarm.events if isinstance(e, RoundCommitted)]
 
     assert len(commits) == 8

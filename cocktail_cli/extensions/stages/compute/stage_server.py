@@ -112,5 +112,4 @@ class StageServer:
     def _tell(self, error: Exception, stage: int = 0) -> None:
         """Tell the head what was met without being asked, and of which stage; 0: of this one."""
         told = error_values(error, is_full(error)) | {"stage": stage or self.machine.number}
-        request = RingRequest(FAILED, told, (), number=UNASKED)
-        self.lines.send(request.message())
+        self.lines.send(RingRequest(FAILED, told, (), number=UNASKED).message())

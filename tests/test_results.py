@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,16 @@ def test_an_exchange_that_is_measured_is_one_that_can_be_waited_for(name: str) -
     for speed in links.SPEEDS:
         width = case.width_for(speed)
         assert width == work.WIDTHS[-1] or case.exchange_s(speed, width) <= links.WAITED
+
+
+def test_a_change_of_lines_is_followed_once_the_rung_rests_and_steps_are_as_short_as_later() -> None:
+    took = [2.5] * 51 + [9.0] * 7 + [2.6] * 44  # the lines change in round 51, the rung in 56
+    said = {"steps": 1, "sent": 1, "down_bytes": {}}
+    rows = [said | {"round": r, "rung": r < 56, "end": sum(took[: r + 1])} for r in range(len(took))]
+    told = SimpleNamespace(heard=lambda kind: rows)
+    run: Any = SimpleNamespace(hub=told, peers=[told])
+
+    assert [links.followed(run, 1, range(41, 51)), links.followed(run, 51, range(91, 102))] == [0, 6]
 
 
 def test_a_stall_is_told_while_it_lasts() -> None:

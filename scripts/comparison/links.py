@@ -2,6 +2,7 @@
 
     scripts/rivals links                             every system at every speed, an hour
     scripts/rivals links --system cocktail --speed 500 100
+    scripts/rivals links --system cocktail --speed 1000 20 1000 --out outputs/changes.jsonl
     scripts/rivals links --list
 
 Four peers in network namespaces, or as many as a system says, each on a line of its own; work.py has the
@@ -10,6 +11,9 @@ the real ones are MBIT times as fast and are in the rows. Systems that send whol
 model, at the same ratios, so that a step of theirs is waited for. `unthrottled` is the same system over the
 loopback device, or, of those that send little, over lines without a limit. A row is a line of JSON in --out,
 and replaces the older one of its system and speed.
+
+A run of cocktail goes through the speeds in their order: `followed` rounds after a change of the lines its
+rung, and the share of the time that devices compute, are what they are in the rounds that count.
 """
 
 from __future__ import annotations
@@ -35,11 +39,13 @@ SPEEDS = {  # Mbit/s: down, up
     "1000": (1000.0, 1000.0),
     "500": (500.0, 500.0),
     "100": (100.0, 100.0),
+    "50": (50.0, 50.0),
     "20": (20.0, 20.0),
     "100 down, 20 up": (100.0, 20.0),
 }
 WAITED = 20.0  # seconds; a larger model whose exchange takes longer is not measured
 LEARNT, COUNTED = 40, 10  # rounds of cocktail on a new line: until rung, aggregators, K have settled; counted
+WINDOW, NEAR = 6, 0.95  # rounds, in which a step is nearly as short as in those that count
 PATIENCE = 1200.0  # seconds that all of these rounds may take
 LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made of both times
 
@@ -165,8 +171,10 @@ def measure_lines(case: Case, started: systems.Cocktail) -> Iterator[Line]:
             run.until_round(at + LEARNT + COUNTED, PATIENCE)
             share = busy.share()
             counted = range(at + LEARNT, at + LEARNT + COUNTED + 1)
+            found = rounds_of(run, counted) | {"followed": followed(run, at, counted)}
+            found["rung"] = run.hub.heard("step")[-1]["rung"]
             at = run.peers[0].heard("round")[-1]["round"] + 1
-            yield case.row(speed, run.width, share) | rounds_of(run, counted)
+            yield case.row(speed, run.width, share) | found
 
 
 def rounds_of(run: systems.Cocktail, counted: range) -> Line:
@@ -175,13 +183,23 @@ def rounds_of(run: systems.Cocktail, counted: range) -> Line:
     steps = mean(sum(r["steps"] for r in each[1:]) for each in peers)
     return {
         "step_s": mean(each[-1]["end"] - each[0]["end"] for each in peers) / steps,
-        "idle_s": mean(sum(r["idle"] for r in each[1:]) for each in peers) / steps,
         "sent": median(r["sent"] / r["steps"] for each in peers for r in each),
-        "received": median(r["received"] / r["steps"] for each in peers for r in each),
         "hub_sent": median(sum(r["down_bytes"].values()) for r in of_hub if r["round"] in counted),
         "counted": len(counted) - 1,
         "local_steps": median(r["steps"] for each in peers for r in each),
     }
+
+
+def followed(run: systems.Cocktail, changed: int, counted: range) -> int:
+    """Count the rounds from a change of the lines until the rung stays that of the rounds that count, and a
+    step takes hardly longer than in them."""
+    rungs = {row["round"]: row["rung"] for row in run.hub.heard("step")}
+    since, step_s = counted.start, rounds_of(run, counted)["step_s"] / NEAR
+    while since > changed and rungs[since - 1] == rungs[counted.start]:
+        since -= 1
+    while since < counted.start and rounds_of(run, range(since, since + WINDOW))["step_s"] > step_s:
+        since += 1
+    return since - changed
 
 
 def main() -> None:
@@ -200,7 +218,8 @@ def main() -> None:
         own += ["--inside", json.dumps(asdict(Case(system, tuple(args.speed))))]
         for found in lab.inside(own, lab.options(SYSTEMS[system].peers)):
             share = found["compute_s"] / found["step_s"]
-            print(f"{system}, {found['speed']}: {found['step_s']:.2f} s a step, {share:.1%} of it compute")
+            more = f"; {found['rung']} after {found['followed']} rounds" if "rung" in found else ""
+            print(f"{system}, {found['speed']}: {found['step_s']:.2f} s a step, {share:.1%} computing{more}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m scripts.comparison.paced cocktail '{"args": ["join", URL, ...], "sample_s": 0.1}'
 
-The time stands for a device. `idle` is how long a peer had its gradient and waited for the exchange.
+The time stands for a device.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ def main(args: list[str], sample_s: float | None = None) -> None:
 
     def told(link: Any, peer: Any, done: Any) -> Any:
         step = join(link, peer, done)
-        idle = peer.wait_s if done.gradient else 0.0
-        row = {"round": step.round, "end": time.monotonic(), "idle": idle, "accepted": step.accepted}
-        row |= {"steps": step.local_steps, "sent": step.sent_bytes, "received": step.received_bytes}
-        row |= {"fingerprint": step.fingerprint}
+        row = {"round": step.round, "end": time.monotonic(), "accepted": step.accepted}
+        row |= {"steps": step.local_steps, "sent": step.sent_bytes, "fingerprint": step.fingerprint}
         say("round", **row)
         return step
 

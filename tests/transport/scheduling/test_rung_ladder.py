@@ -1,6 +1,8 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
+from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sim_swarm import SimSwarm
@@ -27,10 +29,6 @@ def climbed(ladder: Ladder, measured: Iterable[tuple[float, int]]) -> list[int]:
         ladder = ladder.committed(round, need, many)
         found.append(ladder.at)
     return found
-
-
-def changes(found: Sequence[int]) -> int:
-    return sum(one != other for one, other in pairwise(found))
 
 
 @given(rungs, needs, members)
@@ -99,15 +97,31 @@ def test_rounds_of_which_nothing_is_known_move_it_nowhere(
     assert set(climbed(Ladder(RUNGS, start), [(need, 4) for need in silent])) == {start}
 
 
-@given(st.integers(0, BLOCK - 1), st.integers(1, 16))
-def test_a_line_that_changes_and_comes_back_is_followed_within_ten_rounds(phase: int, many: int) -> None:
-    """1,000 Mbit/s, 20, and 1,000 again; a peer's own medians know of it two rounds later."""
-    before, thin, after = [0.2] * (4 * BLOCK + phase), [7.1] * 20, [0.2] * 20
-    found = climbed(Ladder.of(RUNGS), [(need, many) for need in before + thin + after])
-    changed, back = len(before), len(before) + len(thin)
+@pytest.mark.parametrize("many", [2, 4, 8, 16])
+@pytest.mark.parametrize("need", [0.8, 0.9, 2.7, 3.0, 3.3, 16.0, 18.0, 20.0, 36.0, 72.0, 144.0])
+def test_members_that_measure_a_fifth_too_much_or_little_never_make_it_turn(many: int, need: float) -> None:
+    dice = Random(1)
+    measured = [[(need * dice.uniform(0.8, 1.2), 10) for _ in range(many)] for _ in range(40 * BLOCK)]
+    found = climbed(Ladder.of(RUNGS), [(need_of_round(round), many) for round in measured])
 
-    assert found[changed + 8] == found[back] == 2
-    assert found[back + 8] == found[changed] == (0 if many >= 8 else 1)
+    assert found in (sorted(found), sorted(found, reverse=True))
+
+
+@pytest.mark.parametrize("phase", range(BLOCK))
+@pytest.mark.parametrize(
+    ("usual", "meanwhile", "expected"),
+    [((0.2, 4), (7.1, 4), (1, 2)), ((0.2, 4), (0.2, 8), (1, 0)), ((28.4, 4), (56.8, 8), (3, 4))],
+    ids=["1,000 Mbit/s, 20, 1,000", "4 peers, 8, 4", "4 peers, 8, 4 with the hub on 20 Mbit/s"],
+)
+def test_lines_that_change_and_peers_that_come_and_go_are_followed_within_ten_rounds(
+    usual: tuple[float, int], meanwhile: tuple[float, int], expected: tuple[int, int], phase: int
+) -> None:
+    """A peer's own medians know of a change two rounds later."""
+    changed, back = 8 * BLOCK + phase, 12 * BLOCK + phase
+    found = climbed(Ladder.of(RUNGS), [usual] * changed + [meanwhile] * 4 * BLOCK + [usual] * 4 * BLOCK)
+
+    assert (found[changed], {*found[changed + 8 : back]}) == (expected[0], {expected[1]})
+    assert set(found[back + 8 :]) == {expected[0]}
 
 
 @given(st.lists(st.tuples(needs | unknown, members), max_size=40), st.integers(0, 40))
@@ -126,33 +140,13 @@ def test_a_replay_of_the_rows_finds_the_same_rungs_wherever_a_hub_died(
     assert again.at == found[-1]
 
 
-@given(st.lists(needs, min_size=4, max_size=12), st.integers(0, 11), st.floats(1, 1e6))
-def test_one_slow_line_among_four_or_more_alike_drags_nobody(
-    lines: list[float], which: int, slower: float
-) -> None:
-    usual = [(need, 10) for need in lines]
-    slow = list(usual)
-    slow[which % len(lines)] = (lines[which % len(lines)] * slower, 10)
-
-    assert need_of_round(slow) <= max(lines)
-
-
 @given(st.lists(st.tuples(needs, st.integers(1, 100)), min_size=1, max_size=12))
 def test_the_need_of_a_round_is_enough_for_three_quarters_of_the_work(peers: list[tuple[float, int]]) -> None:
+    """And the smallest that is: so one slow line of four drags nobody, and a better line never raises it."""
     need, work = need_of_round(peers), sum(samples for _, samples in peers)
 
     assert sum(samples for one, samples in peers if one <= need) >= 0.75 * work
     assert sum(samples for one, samples in peers if one < need) < 0.75 * work
-
-
-@given(st.lists(st.tuples(needs, st.integers(1, 100), st.floats(0, 1)), min_size=1, max_size=12))
-def test_a_peer_whose_line_carries_more_never_raises_the_need_of_its_round(
-    peers: list[tuple[float, int, float]],
-) -> None:
-    before = [(need, samples) for need, samples, _ in peers]
-    after = [(need * share + 1e-9, samples) for need, samples, share in peers]
-
-    assert need_of_round(after) <= need_of_round(before) + 1e-9
 
 
 def test_who_does_not_know_its_line_or_did_no_work_has_no_say() -> None:
@@ -281,9 +275,3 @@ def test_whatever_lines_and_machines_do_each_sample_counts_once_in_rounds_that_a
 
     assert ended.finished
     assert sorted(swarm.trained) == list(range(240))
-
-
-def test_a_ladder_of_one_rung_is_never_left() -> None:
-    measured = [(0.01, 1)] * BLOCK + [(1e6, 99)] * 3 * BLOCK
-
-    assert set(climbed(Ladder.of((Rung(local_steps=500),)), measured)) == {0}

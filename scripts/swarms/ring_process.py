@@ -13,7 +13,6 @@ import json
 import sys
 import threading
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,11 @@ from cocktail_cli.extensions.stages.compute import (
     StageMachine,
     StageServer,
     cut_of,
+    load_replica,
     parameter_costs,
 )
 from cocktail_cli.extensions.stages.lines import Neighbour, StageLink
-from cocktail_cli.extensions.stages.stage_ring import StageRing, load_replica
+from cocktail_cli.extensions.stages.stage_ring import StageRing
 from compress import Cocktail
 from recipes.config import recipe_from_json
 from recipes.data import Sample
@@ -98,7 +98,7 @@ def main() -> None:
         ring = StageRing(lines_of(asked), "cpu", layers)
         with closing(ring.lines), closing(ring.head):
             empty = clear()
-            peer = ring.peer(partial(load_replica, recipe=recipe, base=base), 1)
+            peer = ring.peer(lambda head: load_replica(head, recipe, base), 1)
             loss = exercise(peer, samples(asked))
             share = ring.head.part.share
             say("weighed", peak=status_bytes("VmHWM") - empty, parameters=share, loss=loss)

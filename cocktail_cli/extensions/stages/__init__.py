@@ -30,13 +30,13 @@ class Stages(Extension):
         """Divide the model's layers by memory; None where stages cannot train it."""
         from recipes.errors import ModelError
 
-        from .compute import check_staged, stage_memory
+        from .compute import StageMemory, check_staged
 
         try:
             check_staged(work.recipe)
         except ModelError:
             return None
-        return None if work.memory is None else stage_memory(work.recipe, work.base.folder, work.memory)
+        return None if work.memory is None else StageMemory(work.recipe, work.base.folder, work.memory)
 
     def hub(self, host: HostParts) -> Extend:
         """Coordinate machines from when one comes."""

@@ -152,9 +152,13 @@ class RingCoordinator(HubExtension):
 
     def _enter(self, session: Session, *, reachable: bool) -> None:
         """Give a machine again at once the place that it had at the hub before; else it is a new one."""
-        if not self._restore(session, reachable):
-            self._machines[session.id].reachable = reachable
-            self._meet(session)
+        machine = self._machines[session.id]
+        had, lender = machine.offer.had, Lender(session.id, machine.offer.memory, reachable)
+        if had is not None and (ring := ring_of(had)) and self.table.restore(lender, ring, had.number):
+            self._new = True
+            return
+        machine.reachable = reachable
+        self._meet(session)
 
     def _meet(self, session: Session) -> None:
         """Let a new machine that is prepared and the others measure the lines between them; of two machines
@@ -187,15 +191,6 @@ class RingCoordinator(HubExtension):
                 self._tell_all(self.table.lenders)
                 self._new = True
 
-    def _restore(self, session: Session, reachable: bool) -> bool:
-        offer = self._machines[session.id].offer
-        if offer.had is None or (ring := ring_of(offer.had)) is None:
-            return False
-        lender = Lender(session.id, offer.memory, reachable)
-        back = self.table.restore(lender, ring, offer.had.number)
-        self._new |= back
-        return back
-
     # ---- time ----------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
@@ -222,15 +217,12 @@ class RingCoordinator(HubExtension):
         return -inf if self._new else min([self.table.deadline(), *until])
 
     def _tell_all(self, machines: Iterable[str]) -> None:
+        """Tell machines their places, where that is news."""
         for session in self._members.present(machines):
-            self._tell(session)
-
-    def _tell(self, session: Session) -> None:
-        """Tell a machine its place, if that is news."""
-        place, machine = self._placed(session), self._machines[session.id]
-        if place != machine.told:
-            machine.told = place
-            self._out.send(session.conn, messages.Extension(NAME, packed(place)))
+            place, machine = self._placed(session), self._machines[session.id]
+            if place != machine.told:
+                machine.told = place
+                self._out.send(session.conn, messages.Extension(NAME, packed(place)))
 
     def _placed(self, session: Session) -> Placed:
         ring, probe = self.table.ring_of(session.id), self._probe(session)

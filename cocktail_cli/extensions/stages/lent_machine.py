@@ -22,7 +22,7 @@ from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
 from cocktail_cli.machine import RUNTIME, local_host, memory_of, own_keys, parse_listen, registered_as
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.ui import Event, Progressed, Warning, megabytes
+from cocktail_cli.ui import Progressed, Warning, megabytes
 from cocktail_cli.volunteer import (
     CONNECT_TIMEOUT,
     DownloadPlan,
@@ -74,7 +74,8 @@ class LentMachine:
     """
 
     def __init__(self, me: TakingPart, lends: int) -> None:
-        self.me, self.url, self.limits, self.lends = me, me.url, me.limits, lends
+        self.me, self.show = me, me.show
+        self.url, self.limits, self.lends = me.url, me.limits, lends
         limits = me.limits
         self.keys = own_keys()
         self.address = ""
@@ -98,9 +99,6 @@ class LentMachine:
         self.base: Path | None = None  # folder of the base model, once it was fetched
         self.server: StageServer | None = None  # while it serves as a stage
         self.ring: StageRing | None = None  # while it is a head
-
-    def show(self, event: Event) -> None:
-        self.me.show(event)
 
     def run(self) -> int:
         """Lend this machine until the run is over or its user asks to leave; return the exit status."""

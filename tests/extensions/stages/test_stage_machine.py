@@ -28,7 +28,7 @@ from cocktail_cli.extensions.stages.compute import (
     cut_of,
     parameter_costs,
 )
-from cocktail_cli.extensions.stages.compute.ring_head import MOST
+from cocktail_cli.extensions.stages.compute.ring_ends import MOST
 from cocktail_cli.extensions.stages.compute.ring_request import (
     Answer,
     error_values,
@@ -111,7 +111,7 @@ def test_a_head_whose_machines_answer_with_garbage_names_one_of_them(answer: byt
     head = RingHead(StageMachine(0), lines, THREE)
     try:
         with pytest.raises(StageFailed, match=f"stage {stage}: ") as met:
-            head.held() if b"failed" not in answer else asked(head)
+            head.ask("held") if b"failed" not in answer else asked(head)
     finally:
         head.close()
     assert met.value.stage == stage

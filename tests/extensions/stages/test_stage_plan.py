@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from cocktail_cli.assembly import recipe_type
 from cocktail_cli.extensions.stages.compute import (
+    StageMemory,
     StageModel,
     parameter_costs,
     partition_layers,
     plan_stages,
-    stage_memory,
 )
 from recipes.config import Recipe, load_resolved
 from recipes.errors import ModelError
@@ -70,7 +70,7 @@ def test_a_line_carries_what_the_recipe_says_of_a_value(folder: Path) -> None:
 def test_layers_are_divided_among_machines_that_have_the_memory(folder: Path, stages: int) -> None:
     """Equal machines need what the plan says of the fullest one, and with a little less they do not do."""
     whole = plan_memory(recipe(), folder, 1, Machine(1 << 40))
-    division = stage_memory(recipe(), folder, whole)
+    division = StageMemory(recipe(), folder, whole)
     need = whole.bytes if stages == 1 else plan_stages(recipe(), folder, stages).memory(whole).bytes
 
     found = division.divide([need + whole.part("logits")] * stages)
@@ -83,7 +83,7 @@ def test_layers_are_divided_among_machines_that_have_the_memory(folder: Path, st
 
 
 def test_the_layers_of_a_stronger_machine_are_more_and_each_has_the_memory_for_its_own(folder: Path) -> None:
-    division = stage_memory(recipe(), folder, plan_memory(recipe(), folder, 1, Machine(1 << 40)))
+    division = StageMemory(recipe(), folder, plan_memory(recipe(), folder, 1, Machine(1 << 40)))
     memories = [
         division.memory(3, 0, range(1)),
         division.memory(3, 1, range(4)),

@@ -25,11 +25,11 @@ from cocktail_cli.extensions.stages.compute import (
     cut_at_layers,
     cut_of,
     layers_of,
+    load_replica,
     mend,
     parameter_costs,
 )
 from cocktail_cli.extensions.stages.lines import LineLost, StageMessage
-from cocktail_cli.extensions.stages.stage_ring import load_replica
 from compress import fingerprint, split
 from recipes.algorithm import aggregator_of
 from recipes.config import Recipe

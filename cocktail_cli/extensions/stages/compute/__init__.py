@@ -9,11 +9,10 @@ from .activation_codec import (
     decode_gradient,
     encode_gradient,
 )
-from .ring_head import RingHead
+from .ring_ends import RingHead, StageServer
 from .ring_request import StageFailed, StageFull, StageLost
-from .stage_machine import CONFIG, StageMachine, open_weights
+from .stage_machine import CONFIG, StageMachine, StagePart, check_staged, open_weights
 from .stage_model import ARCHITECTURES, StageModel, architecture_of, layers_of, stage_ranges
-from .stage_part import StagePart, check_staged
 from .stage_plan import (
     Costs,
     StageMemory,
@@ -24,8 +23,6 @@ from .stage_plan import (
     parameter_costs,
     partition_layers,
     plan_stages,
-    stage_memory,
 )
-from .stage_server import StageServer
 from .stage_worker import PER_STAGE, BadMessage, Line, StageSchedule, StageWorker, Work
-from .staged_peer import StagedWorker, build_staged_peer, mend
+from .staged_peer import StagedWorker, build_staged_peer, load_replica, mend

@@ -65,9 +65,6 @@ class ActivationMemory:
         self._free = list(reversed(range(places)))
         self._held: dict[int, Held] = {}
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     @property
     def keys(self) -> tuple[int, ...]:
         return tuple(sorted(self._held))

@@ -78,13 +78,6 @@ class Answer:
     data: bytes = b""
 
 
-def answer_by(stage: object, do: str, fields: Mapping[str, Any], data: bytes) -> Answer:
-    """Call the method of this name, with the bytes where it takes some."""
-    more = {"data": data} if do in BRINGS else {}
-    found = getattr(stage, do)(**fields, **more)
-    return found if isinstance(found, Answer) else Answer(found or {})
-
-
 class RingRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request on its way around the ring, and on the wire, where the message has its number."""
 

@@ -21,8 +21,8 @@ from recipes.models import meta_trained_model, width_of
 from recipes.planning import MemoryPart, MemoryPlan
 from recipes.weight_files import layout_of
 
+from .stage_machine import bits_of
 from .stage_model import layers_of
-from .stage_part import bits_of
 from .stage_worker import PER_STAGE
 
 
@@ -32,6 +32,14 @@ class Costs:
 
     layers: tuple[float, ...]
     ends: float  # embeddings, final norm and head: of the first stage
+
+    @property
+    def whole(self) -> float:
+        return sum(self.layers) + self.ends
+
+    def of(self, layers: range, first: bool) -> float:
+        """Return the cost of a stage with these layers."""
+        return sum(self.layers[layers.start : layers.stop]) + (self.ends if first else 0)
 
 
 def parameter_costs(model: nn.Module) -> Costs:
@@ -126,9 +134,8 @@ def plan_stages(recipe: Recipe, folder: Path, stages: int) -> StagePlan:
     """
     costs = parameter_costs(meta_trained_model(recipe, folder))
     cut = cut_of(costs, stages, recipe)
-    loads = [sum(costs.layers[layers.start : layers.stop]) for layers in cut]
-    loads[0] += costs.ends
-    return StagePlan(stages, max(loads) / (sum(costs.layers) + costs.ends), sum(sent_bytes(recipe, folder)))
+    most = max(costs.of(layers, not number) for number, layers in enumerate(cut))
+    return StagePlan(stages, most / costs.whole, sum(sent_bytes(recipe, folder)))
 
 
 def sent_bytes(recipe: Recipe, folder: Path) -> tuple[float, float]:
@@ -157,14 +164,15 @@ class StageMemory:
     lines between them carry.
 
     Args:
-        costs: parameters of the layers and of the ends.
+        folder: of the model.
         whole: memory of an ordinary peer.
 
-    Errors: ModelError: the model's config does not say how wide it is.
+    Errors: ModelError: the model cannot be cut, or its config does not say how wide it is.
     """
 
-    def __init__(self, costs: Costs, whole: MemoryPlan, recipe: Recipe, folder: Path) -> None:
-        self.costs = costs
+    def __init__(self, recipe: Recipe, folder: Path, whole: MemoryPlan) -> None:
+        self.costs = parameter_costs(meta_trained_model(recipe, folder))
+        self.layers = len(self.costs.layers)
         self.first = int(recipe.lora is not None)  # layers that the first machine has at least
         asked = recipe.training.per_device_train_batch_size
         size = 1 if asked == "auto" else asked
@@ -174,23 +182,16 @@ class StageMemory:
         self.micro_batches = ceil(recipe.training.global_batch_size / size)  # of a step, of one replica alone
         self._activations, self._logits = whole.part("activations"), sum(map(whole.part, WHOLE))
         self._vectors = whole.bytes - self._activations - self._logits
-        self._all = sum(costs.layers) + costs.ends
-
-    @property
-    def layers(self) -> int:
-        """Count the model's layers."""
-        return len(self.costs.layers)
 
     def memory(self, stages: int, number: int, layers: range) -> int:
         """Return the bytes that these layers take on one of so many machines."""
-        costs = self._bytes(stages)
-        return ceil(sum(costs.layers[layers.start : layers.stop]) + (costs.ends if number == 0 else 0))
+        return ceil(self._bytes(stages).of(layers, number == 0))
 
     def divide(self, memories: Sequence[int]) -> tuple[range, ...] | None:
         """Divide all layers among machines with so many bytes; None: they do not hold the model."""
         stages = len(memories)
         costs = self._bytes(stages)
-        if sum(memories) < sum(costs.layers) + costs.ends:
+        if sum(memories) < costs.whole:
             return None
         try:
             found = partition_layers(costs, memories, self.first)
@@ -202,14 +203,6 @@ class StageMemory:
     def _bytes(self, stages: int) -> Costs:
         """Return the bytes of each layer, and of the ends, where there are so many machines."""
         flight = PER_STAGE * stages if stages > 1 else 1
-        each = (self._vectors + flight * self._activations) / self._all
+        each = (self._vectors + flight * self._activations) / self.costs.whole
         layers = tuple(each * layer for layer in self.costs.layers)
         return Costs(layers, each * self.costs.ends + self._logits)
-
-
-def stage_memory(recipe: Recipe, folder: Path, whole: MemoryPlan) -> StageMemory:
-    """Describe the memory of stages of the model in `folder`, where one machine would need `whole`.
-
-    Errors: ModelError: the model cannot be cut.
-    """
-    return StageMemory(parameter_costs(meta_trained_model(recipe, folder)), whole, recipe, folder)

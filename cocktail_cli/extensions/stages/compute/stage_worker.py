@@ -105,11 +105,14 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 Key = Annotated[int, Meta(ge=0)]  # 64 bits
 
 
+Samples = tuple[tuple[Key, tuple[Count, ...]], ...]  # of a micro-batch: key, lengths of its documents
+
+
 class Activations(msgspec.Struct, frozen=True, array_like=True):
     """The body of such a message."""
 
     count: Count  # micro-batches of the step
-    samples: tuple[tuple[Key, tuple[Count, ...]], ...]  # of this one: key, lengths of its documents
+    samples: Samples
     coded: bytes
 
     @property
@@ -150,7 +153,7 @@ class Line:
 class MicroBatch:
     """A micro-batch of this stage, from its first message to its gradient."""
 
-    documents: tuple[tuple[int, ...], ...]  # their lengths, of each sample
+    samples: Samples
     rows: tuple[Rows, ...]
     batch: dict[str, Tensor]  # of `collate`; the first stage's alone has tokens
     arrived: Tensor | None = None  # activations of the stage before, (B, T, D)
@@ -190,10 +193,10 @@ class StageWorker:
         self._renew(step)
         self._schedule = StageSchedule(len(micro_batches), in_flight, first=True)
         self._terms, self.measured = terms, Measured()
-        for number, samples in enumerate(micro_batches):
-            rows = tuple(Rows(key_of(sample), len(sample.tokens)) for sample in samples)
-            documents = tuple(sample.lengths for sample in samples)
-            self._batches[number] = MicroBatch(documents, rows, collate(samples))
+        for number, part in enumerate(micro_batches):
+            rows = tuple(Rows(key_of(sample), len(sample.tokens)) for sample in part)
+            samples = tuple((each.key, sample.lengths) for each, sample in zip(rows, part, strict=True))
+            self._batches[number] = MicroBatch(samples, rows, collate(part))
 
     def _renew(self, step: int) -> None:
         self.step, self._schedule, self._batches = step, None, {}
@@ -236,7 +239,7 @@ class StageWorker:
 
     def _receive_activations(self, number: int, body: bytes) -> list[StageMessage]:
         found = activations_of(body)
-        count, rows, documents = found.count, found.rows, tuple(lengths for _, lengths in found.samples)
+        count, rows = found.count, found.rows
         if self._schedule is None and not self.stage.first:
             self._schedule = StageSchedule(count, count, first=False)
         if self._schedule is None or self._schedule.count != count or number >= count:
@@ -244,9 +247,9 @@ class StageWorker:
         if self._schedule.is_done(number):
             return []  # it comes twice
         if not self.stage.first:
-            self._batches.setdefault(number, MicroBatch(documents, rows, batch_of(documents)))
+            self._batches.setdefault(number, MicroBatch(found.samples, rows, batch_of(found.samples)))
         known = self._batches[number]
-        if known.documents != documents or known.rows != rows:
+        if known.samples != found.samples:
             raise PacketError(f"activations of other samples than those of micro-batch {number}")
         try:
             values = self.line.decoder.decode(found.coded, rows, self.device)
@@ -286,10 +289,7 @@ class StageWorker:
         assert known.left is not None
         assert self._schedule is not None
         coded = self.line.encoder.encode(known.rows, rows_of(known.left, known.rows))
-        samples = tuple(
-            (each.key, lengths) for each, lengths in zip(known.rows, known.documents, strict=True)
-        )
-        body = msgspec.msgpack.encode(Activations(self._schedule.count, samples, coded))
+        body = msgspec.msgpack.encode(Activations(self._schedule.count, known.samples, coded))
         return StageMessage(self.step, "activations", number, body)
 
     def _loss(self, number: int, known: MicroBatch) -> StageMessage:
@@ -349,11 +349,11 @@ def padded(values: Tensor, rows: Sequence[Rows]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
 
-def batch_of(documents: Sequence[tuple[int, ...]]) -> dict[str, Tensor]:
+def batch_of(samples: Samples) -> dict[str, Tensor]:
     """Make the mask or the positions of samples whose tokens are elsewhere, as `collate` does."""
-    samples = []
-    for lengths in documents:
+    found = []
+    for _, lengths in samples:
         total = sum(lengths)
         several = lengths if len(lengths) > 1 else ()
-        samples.append(Sample(np.zeros(total, np.int32), np.zeros(total, bool), several))
-    return {name: part for name, part in collate(samples).items() if name not in ("input_ids", "labels")}
+        found.append(Sample(np.zeros(total, np.int32), np.zeros(total, bool), several))
+    return {name: part for name, part in collate(found).items() if name not in ("input_ids", "labels")}

@@ -228,11 +228,6 @@ class StageLink:
             self.lost(f"{line.neighbour.name} {why}")
             self.refused(line.neighbour)
 
-    @property
-    def resent(self) -> int:
-        """Count the bytes of the present lines that were sent more than once."""
-        return sum(line.line.resent for line in list(self._lines.values()))
-
     def close(self) -> None:
         self._closing = True
         self._wire.wake()

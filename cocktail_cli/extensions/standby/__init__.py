@@ -65,8 +65,7 @@ class StandingBy(Extension):
 
         def begin(hub: HubParts) -> Replication:
             from .hub import Replication
-            from .hub_process import HubProcess
-            from .replica_files import ReplicaFiles
+            from .hub_process import HubProcess, ReplicaFiles
 
             files = ReplicaFiles(host.work, host.ledger.folder).object
             refuses = "" if host.recipe.hub_sums else "a run whose peers aggregate shards has no standby"

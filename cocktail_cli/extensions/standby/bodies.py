@@ -1,4 +1,4 @@
-"""Words between a standby and the hub, and between the hub and its peers."""
+"""Words between a standby and the hub, and between the hub and its peers; the list of a hub's files."""
 
 from __future__ import annotations
 
@@ -44,3 +44,21 @@ class Backs(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """An Extension of a peer: it has not voted for the standby of this number, and will not."""
 
     number: messages.Count
+
+
+class ReplicaFile(msgspec.Struct, frozen=True):
+    """One file of a hub's folder."""
+
+    path: str  # in the folder, with slashes
+    size: messages.Size
+    stamp: int  # of its content: another one is another file
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The files of a hub's folder that do not grow with each round, and what its process knows of the run: an
+    object in JSON."""
+
+    files: list[ReplicaFile]
+    saved: int  # the round before which the saved error feedback is; 0: there is none
+    own_key: str  # of the host's machine, which has no vote
+    record: dict[str, object]  # of the run, without its secrets

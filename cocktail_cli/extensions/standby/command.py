@@ -5,51 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from cocktail_cli import options
 from cocktail_cli.assembly import NONE_GIVEN, Given, places_of, url_to_dial
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import (
-    BIND,
-    PORT,
-    ListenAddress,
-    free_address,
-    isolate_model_code,
-)
+from cocktail_cli.machine import BIND, PORT, ListenAddress, free_address, isolate_model_code
 from cocktail_cli.ui import Display, open_view
 
 FOLDER = "outputs/standby-{run}"
+URL = "The line of `cocktail launch`; - reads it from stdin."
+COPY = f"Folder of the copy ({FOLDER})."
+SECRETS = "The host's run.json: it needs no approval then."
+ORDER = "Order the standby in DIR to take over now."
 
 
 @options.with_extensions
 def standby(
-    run_url: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN_URL",
-            help="The line of `cocktail launch`; - reads it from stdin.",
-            show_default=False,
-        ),
-    ] = None,
+    run_url: Annotated[str | None, options.argument("RUN_URL", URL, show_default=False)] = None,
     output_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--output-dir", "-o", metavar="DIR", help=f"Folder of the copy ({FOLDER}).", show_default=False
-        ),
+        Path | None, options.value("--output-dir -o", "DIR", COPY, show_default=False)
     ] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--keys",
-            metavar="FILE",
-            show_default=False,
-            help="The host's run.json: it needs no approval then.",
-        ),
-    ] = None,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Order the standby in DIR to take over now.")
-    ] = False,
+    keys: Annotated[Path | None, options.value("--keys", "FILE", SECRETS, show_default=False)] = None,
+    take_over: Annotated[bool, options.flag("--take-over", ORDER)] = False,
     bind: options.Bind = BIND,
     port: options.Port = None,
     advertise: options.Advertise = None,
@@ -75,7 +51,7 @@ def standby(
 
     from cocktail_cli.volunteer import read_url
 
-    from .standby_session import StandbySession, StandbySettings, ask_take_over
+    from .standby_session import StandbySession, ask_take_over
 
     if take_over and run_url is None:
         if output_dir is None:
@@ -89,9 +65,9 @@ def standby(
     at = PORT if port is None else port
     listen = free_address(ListenAddress(bind, at, advertise, port is not None, places_of(given)))
     folder = (output_dir or Path(FOLDER.format(run=url.run))).resolve()
-    wanted = StandbySettings(url, folder, listen, keys_in(keys) if keys else {}, verbose)
+    secrets = keys_in(keys) if keys else {}
     with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
-        session = StandbySession(wanted, view)
+        session = StandbySession(url, folder, listen, secrets, view, verbose)
         if take_over:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "take-over").touch()

@@ -32,7 +32,7 @@ from transport.protocol import (
 )
 from transport.transfer import HASH_BLOCK, FreeDisk, Spool
 
-from .bodies import NAME, Grown, Stored
+from .bodies import NAME, Grown, Manifest, ReplicaFile, Stored
 from .ledger_copy import LedgerChanges, LedgerCopy
 from .succession import HEARD_S
 
@@ -52,23 +52,6 @@ BOUNDS = {  # as those of transport.peer
     "replica/": "the size that the hub has listed",
 }
 SENT_FILES = ("recipe.json", "recipe.yaml", "stream.jsonl", SAVED)
-
-
-class ReplicaFile(msgspec.Struct, frozen=True):
-    """One file of a hub's folder."""
-
-    path: str  # in the folder, with slashes
-    size: messages.Size
-    stamp: int  # of its content: another one is another file
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """The files of a hub's folder that do not grow with each round, and what its process knows of the run."""
-
-    files: list[ReplicaFile]
-    saved: int  # the round before which the saved error feedback is; 0: there is none
-    own_key: str  # of the host's machine, which has no vote
-    record: dict[str, object]  # of the run, without its secrets
 
 
 class Follower:

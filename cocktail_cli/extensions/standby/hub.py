@@ -133,7 +133,7 @@ class Replication(HubExtension):
         if session.id == self.session:
             self.wrote(self.durable)
         elif self.standby is not None:
-            self._say(session, self._petition if self.asked else self.standby)
+            self._say(session, Standby(self.number) if self.asked else self.standby)
             if self._away.pop(session.key, None) is not None:
                 self._unaware[session.id] = session.seen
 
@@ -256,12 +256,7 @@ class Replication(HubExtension):
             )
         if now >= self._lost_at + LOST_S and self.lag and self.stored is not None and not self.asked:
             self.asked = True
-            self._tell(self._petition)
-
-    @property
-    def _petition(self) -> Standby:
-        """Ask peers to promise that they will not vote for the lost standby."""
-        return Standby(self.number)
+            self._tell(Standby(self.number))  # which asks for promises not to vote for it
 
     def _majority(self) -> bool:
         """Tell whether the promises outvote the standby, whichever round it has: no word of it came since."""

@@ -109,14 +109,10 @@ def changes_after(folder: Path, since: int, most: int = MOST_LINKS) -> bytes:
             rounds = sorted({row[2] for row in chain if table in OF_KIND[row[1]]})
             grown[table] = rows_of(db, table, f"round IN ({','.join(map(str, rounds))})")
         small = {table: rows_of(db, table) for table in (SMALL if newest else ("meta",))}
-        later = set() if newest else links_after(db, chain[-1][0])
+        after = "SELECT kind, round FROM chain WHERE link > ?"
+        later = set() if newest else set(db.execute(after, (chain[-1][0],)))
         superseded = [row[0] for row in chain if (row[1], row[2]) in later]
         return msgspec.msgpack.encode(LedgerChanges(since, grown, small, superseded))
-
-
-def links_after(db: sqlite3.Connection, link: int) -> set[tuple[str, int]]:
-    """Return (kind, round) of every link after this one."""
-    return set(db.execute("SELECT kind, round FROM chain WHERE link > ?", (link,)).fetchall())
 
 
 def within(db: sqlite3.Connection, chain: Rows) -> int:
@@ -206,15 +202,13 @@ class LedgerCopy:
                 folder, [], lambda db: check_packet_log(folder / PACKETS, packet_records(db))
             )
             self._db = self._books.db
-            self.link, self.head = self._newest()
+            newest = "SELECT link, head FROM chain ORDER BY link DESC LIMIT 1"
+            found: tuple[int, bytes] | None = self._db.execute(newest).fetchone()
+            self.link, self.head = found or (0, b"")
             self._packets = PacketLog(folder / PACKETS, packets_end(self._db))
             self._open_updates()
         except MALFORMED as error:
             raise LedgerError(f"{folder / 'ledger.db'} is not the copy of a ledger: {error}") from None
-
-    def _newest(self) -> tuple[int, bytes]:
-        found = self._db.execute("SELECT link, head FROM chain ORDER BY link DESC LIMIT 1").fetchone()
-        return found or (0, b"")
 
     def _open_updates(self) -> None:
         """Open the update log, cut where its rounds or its bytes end."""

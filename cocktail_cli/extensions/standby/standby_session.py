@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     from .follower import Follower
     from .ledger_copy import LedgerCopy
-    from .lookout import Lookout
-    from .succession import Succession
+    from .succession import Lookout, Succession
 
 KEYS, ORDER = "standby.json", "take-over"
 LOOK_S = 0.1
@@ -44,33 +43,33 @@ GATED = 1 << 34  # bytes of a packet of a model that is not here to be counted
 GOODBYE_S = 10.0  # seconds for the hub's last words, once its end was told
 
 
-@dataclass(frozen=True)
-class StandbySettings:
-    """One standby as its user asked for it."""
-
-    url: RunURL
-    folder: Path
-    listen: machine.ListenAddress
-    keys: dict[str, str]  # of the host's run.json, if it gave them: signing, stop
-    verbose: int = 0
-
-
 def ask_take_over(folder: Path) -> None:
     """Order the standby in this folder to take over. Raises Failure where there is none."""
     if not (folder / KEYS).is_file():
-        raise Failure(
-            "run_unknown",
-            f"{folder} holds no standby (no {KEYS})",
-            hints=("-o: the folder of `cocktail standby`",),
-        )
+        hints = ("-o: the folder of `cocktail standby`",)
+        raise Failure("run_unknown", f"{folder} holds no standby (no {KEYS})", hints=hints)
     (folder / ORDER).touch()
 
 
 class StandbySession:
-    """Follows a run into a folder; `run` does all of it."""
+    """Follows a run into a folder; `run` does all of it.
 
-    def __init__(self, wanted: StandbySettings, view: View) -> None:
-        self.wanted, self.view, self.folder = wanted, view, wanted.folder
+    Args:
+        listen: where peers find it.
+        secrets: of the host's run.json, if it gave them: signing, stop.
+    """
+
+    def __init__(
+        self,
+        url: RunURL,
+        folder: Path,
+        listen: machine.ListenAddress,
+        secrets: dict[str, str],
+        view: View,
+        verbose: int = 0,
+    ) -> None:
+        self.url, self.folder, self.listen = url, folder, listen
+        self.secrets, self.view, self.verbose = secrets, view, verbose
         self.asked_to_leave = threading.Event()
         self.keys: RunKeys
         self.place = ""
@@ -90,32 +89,30 @@ class StandbySession:
         from transport.peer import PeerIdentity
 
         from .follower import Follower
-        from .lookout import Lookout
-        from .succession import Succession
+        from .succession import Lookout, Succession
 
-        wanted, url = self.wanted, self.wanted.url
+        url, listen = self.url, self.listen
         self.folder.mkdir(parents=True, exist_ok=True)
-        run_folder.log_to(self.folder / run_folder.LOG, wanted.verbose)
+        run_folder.log_to(self.folder / run_folder.LOG, self.verbose)
         self.keys = self._own_keys()
         state = Succession(url.run, url.token)
-        bind = wanted.listen.bind
         followed: list[Follower] = []  # who follows is known by the port that the lookout has
         lookout = Lookout(
-            (bind, wanted.listen.port),
+            (listen.bind, listen.port),
             self.keys.pair,
             state,
             lambda: followed[0].silence if followed else inf,
         )
         with closing(lookout), ExitStack() as reachable:
             with ExitStack() as stack:
-                reach = machine.reach_of(bind, lookout.port, wanted.listen.advertise)
-                self.place = "+".join((machine.joined(reach.host, reach.port), *wanted.listen.places))
+                reach = machine.reach_of(listen.bind, lookout.port, listen.advertise)
+                self.place = "+".join((machine.joined(reach.host, reach.port), *listen.places))
                 identity = PeerIdentity(
                     f"standby-{machine.default_peer_name()}",
                     f"standby at {self.place}",
                     versions(),
                     keys=self.keys.pair,
-                    extra={NAME: msgspec.msgpack.encode(Follow(self.place, wanted.keys.get("stop", "")))},
+                    extra={NAME: msgspec.msgpack.encode(Follow(self.place, self.secrets.get("stop", "")))},
                 )
 
                 def watch(copy: LedgerCopy) -> None:
@@ -126,8 +123,8 @@ class StandbySession:
                 follower = Follower(url, identity, self.folder, watch, self.warn, self._longest)
                 followed.append(follower)
                 stack.callback(follower.close)
-                here = Server(self.keys.pair, machine.local_host(bind), lookout.port, self.warn)
-                for lead in leads(wanted.listen.places, here):
+                here = Server(self.keys.pair, machine.local_host(listen.bind), lookout.port, self.warn)
+                for lead in leads(listen.places, here):
                     # also once this is the hub: a new claim would cost peers a redial or two
                     reachable.enter_context(closing(lead))
                 stack.enter_context(leave_on_signal(lambda why: self.asked_to_leave.set()))
@@ -144,11 +141,11 @@ class StandbySession:
         """Read or make the keys of this standby; secrets of the run as far as its host gave them."""
         from transport import RunKeys
 
-        path, given = self.folder / KEYS, self.wanted.keys
+        path, given = self.folder / KEYS, self.secrets
         made = RunKeys.generate()
         if path.is_file():
             made = RunKeys(**json.loads(path.read_text(encoding="utf-8")))
-        keys = replace(made, token=self.wanted.url.token, signing=given.get("signing", ""))
+        keys = replace(made, token=self.url.token, signing=given.get("signing", ""))
         keys = replace(keys, stop=given.get("stop", keys.stop))
         machine.write_private(path, json.dumps(asdict(keys)))
         return keys
@@ -205,10 +202,10 @@ class StandbySession:
         """Describe the run as this machine would host it."""
         manifest = follower.manifest
         assert manifest is not None
-        url = str(self.wanted.url.at(self.place, self.keys.public))
+        url = str(self.url.at(self.place, self.keys.public))
         known: dict[str, Any] = dict(manifest.record)
         base = self.folder / run_folder.BASE
-        known |= {"url": url, "keys": asdict(self.keys), "pid": os.getpid(), "bind": self.wanted.listen.bind}
+        known |= {"url": url, "keys": asdict(self.keys), "pid": os.getpid(), "bind": self.listen.bind}
         known |= {"output_dir": str(self.folder), "base": str(base), "arguments": {"peers": 0}, "port": 0}
         return machine.RunRecord.of(known)
 
@@ -244,7 +241,7 @@ class StandbySession:
         if self.session is None:
             self._prepare(follower)
         assert self.session is not None
-        with closing(LedgerCopy(self.folder / run_folder.LEDGER)) as copy:
+        with LedgerCopy(self.folder / run_folder.LEDGER) as copy:
             term = copy.take_over(self.keys.public, NAME)
         port = lookout.port
         record = replace(self._record(follower), port=port)
@@ -254,7 +251,7 @@ class StandbySession:
         self.show(Progressed(f"hosting {record.run} in term {term}"))
         recipe = self.session.recipe
         recorder = run_folder.Recorder(self.folder, lambda what: self.show(Warning(what)), recipe)
-        listen = replace(self.wanted.listen, port=port, typed=True)
+        listen = replace(self.listen, port=port, typed=True)
         with closing(recorder):
             self.session.views = [self.view, recorder]
             self.session.run(listen, LocalSettings(), 0)

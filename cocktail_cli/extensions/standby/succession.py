@@ -1,4 +1,5 @@
-"""A standby's side towards the peers, without I/O: it answers those that have lost the hub, and counts them.
+"""A standby's side towards the peers: it answers those that have lost the hub, and counts them. `Succession`
+decides, without I/O; `Lookout` is the port, with a thread that carries frames.
 
 Peers that have lost the hub wait here until the standby hears it after they came, and are sent back there
 then. Each is pinged, and counts as long as it answers, and the hub is silent. A majority of the voters elects
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 import hmac
 import json
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from transport.protocol import messages
-from transport.wire import key_of
+from transport.protocol import CurveKeys, ProtocolError, decode_to_hub, encode, messages
+from transport.wire import GUARD_S, RouterWire, key_of
 
 HUB_IS_THERE = "the standby hears the run's hub: dial that one"
 HEARD_S = 3.0  # seconds of silence after which the hub counts as lost
@@ -21,6 +25,7 @@ PING_S = 1.0
 VOTES_S = 3.0  # seconds for which the answer to a ping counts
 PATIENCE_S = 2.0  # seconds without the hub before a vote counts: it may be started again
 MOST = 4096  # peers that wait at once
+POLL_S = 0.1
 
 Answer = tuple[bytes, messages.Message]
 
@@ -99,3 +104,50 @@ class Succession:
         keys = {one.key for one in self.waiting.values() if now < one.seen + VOTES_S}
         gone = self._lost_at is not None and now >= self._lost_at + PATIENCE_S
         return self.synced and gone and 2 * len(self.voters & keys) > len(self.voters)
+
+
+class Lookout:
+    """Serves `state` at this address until `close`. Raises AddressInUse.
+
+    Args:
+        silence: returns for how many seconds the hub has not been heard; called in this thread.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], keys: CurveKeys, state: Succession, silence: Callable[[], float]
+    ) -> None:
+        self._wire, self._state, self._silence = RouterWire(*address, keys), state, silence
+        self.port = self._wire.port
+        self.elected = threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="cocktail-lookout", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        guard_at = 0.0
+        while not self._over.is_set():
+            came = self._wire.poll(POLL_S)
+            now = time.monotonic()
+            said = self._state.hub(self._silence(), now)
+            for conn, frames in came:
+                try:
+                    said += self._state.receive(conn, decode_to_hub(frames[0]), now)
+                except ProtocolError:
+                    continue
+            said += self._state.tick(now)
+            if self._state.elected(now):
+                self.elected.set()
+            for conn, message in said:
+                self._wire.send(conn, [encode(message)])
+            if now >= guard_at:
+                guard_at = now + GUARD_S
+                self._wire.guard(now, self._owner)
+        self._wire.close()
+
+    def _owner(self, conn: bytes) -> str | None:
+        return conn.hex() if conn in self._state.waiting else None
+
+    def close(self) -> None:
+        self._over.set()
+        self._wire.wake()
+        self._thread.join(5.0)

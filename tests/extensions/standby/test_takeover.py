@@ -20,8 +20,7 @@ from cocktail_cli.extensions.standby.follower import Follower
 from cocktail_cli.extensions.standby.hub import Replication
 from cocktail_cli.extensions.standby.hub_process import HubProcess
 from cocktail_cli.extensions.standby.ledger_copy import LedgerCopy
-from cocktail_cli.extensions.standby.lookout import Lookout
-from cocktail_cli.extensions.standby.succession import Succession
+from cocktail_cli.extensions.standby.succession import Lookout, Succession
 from transport.hub import Extend, Hub, Late
 from transport.ledger import Ledger, UpdateLog
 from transport.peer import LinkLimits, PeerIdentity, PeerLink

@@ -32,13 +32,16 @@ class Passing(Extension):
 
         if mode_of(peer.recipe) == "off":
             return None
-        from .peer import PassingPeer, dial
+        from cocktail_cli.machine import own_keys
+        from transport.direct import link_to
 
-        return PassingPeer(peer.link, partial(dial, peer.link), peer.server)
+        from .peer import PassingPeer
+
+        return PassingPeer(peer.link, partial(link_to, peer.link, own_keys()), peer.server)
 
     def crossing(self, recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
         from .keys import mode_of
-        from .packet_stripes import packets_over
+        from .passing_choice import packets_over
 
         mode, helpers = mode_of(recipe), min(reachable, peers)
         if mode == "off" or not helpers or peers < 2:

@@ -1,4 +1,5 @@
-"""A newcomer's files from peers that have them, beside the hub: the base model's, and snapshots.
+"""A newcomer's files from peers that have them, beside the hub: the base model's, and snapshots; and the port
+of a peer that has them.
 
 The hub sends a file from its start on, and each peer chunks from its end, two blocks at a time. A block
 counts once it has the hash that the hub has announced. What a peer does not send, the hub sends.
@@ -7,22 +8,25 @@ counts once it has the hash that the hub has announced. What a peer does not sen
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from transport.direct import DirectLinks, ReachablePeer
+from transport.direct import DirectLinks, Fragment, PeerServer, ReachablePeer
 from transport.peer import PeerLink
-from transport.protocol import ProtocolError, TransportError
-from transport.transfer import CHUNK, HASH_BLOCK, ChunkFile, Download
+from transport.protocol import ProtocolError, TransportError, messages
+from transport.transfer import CHUNK, HASH_BLOCK, ChunkFile, Download, ObjectSource
 
 from .bodies import Source
-from .packet_sources import ForwardedChunks, report_failed
+from .packet_sources import MEMBERS, ForwardedChunks, report_failed
 
 log = logging.getLogger(__name__)
 
 BLOCK = HASH_BLOCK // CHUNK  # chunks
 SHARE = 2 * BLOCK  # chunks that a peer is asked for at a time
+NEWCOMERS = "newcomers"  # who fetches files
 LAST_S = 5.0  # for such a share, where nothing else is left to be fetched
 
 
@@ -100,3 +104,20 @@ class FileSources:
         self._over = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._links.close()
+
+
+def serve_files(server: PeerServer, files: Mapping[str, Path], busy: Callable[[], bool]) -> None:
+    """Serve files to newcomers and members, while this peer's line has nothing else to send (`busy`)."""
+
+    def read(guest: str, m: messages.Get) -> Fragment | None:
+        if busy():
+            return None
+        try:
+            with open(files[m.name], "rb") as file:
+                source = ObjectSource(file, 0, os.fstat(file.fileno()).st_size, b"")
+                return Fragment(source.read(m.index, m.chunk), source.size)
+        except (KeyError, OSError) as error:  # whose text may name folders of this machine
+            raise KeyError(f"it is not here: {type(error).__name__}") from None
+
+    for prefix in {name.partition("/")[0] for name in files}:
+        server.serve(f"{prefix}/", read, NEWCOMERS, MEMBERS)

@@ -15,8 +15,7 @@ from transport.protocol import Event, messages, read_msgpack
 from transport.scheduling import Exchange, HubExtension
 
 from .bodies import NAME, FileHelpers, Newcomer, PacketSource, Source, SourceFailed, Sources
-from .packet_stripes import chunk_of, divide
-from .passing_choice import PassingChoice
+from .passing_choice import PassingChoice, chunk_of, divide
 
 HELPERS = 8  # of a round: each is one more connection for every peer
 FILE_HELPERS = 4  # of a newcomer

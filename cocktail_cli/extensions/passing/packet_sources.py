@@ -14,20 +14,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import msgspec
 
-from transport.direct import DirectLinks, PeerServer, ReachablePeer, StallDetector
+from transport.direct import DirectLinks, Fragment, PeerServer, ReachablePeer, StallDetector
 from transport.peer import HubPart, Newest, PeerLink
-from transport.protocol import LinkLost, ProtocolError, TransportError, messages
+from transport.protocol import PACKET, LinkLost, ProtocolError, TransportError, messages, round_of
 from transport.transfer import ChunkBuffer, ChunkMap, Download
 
 from .bodies import NAME, PacketSource, SourceFailed, Sources
-from .passed_packets import PassedPackets
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ PASSED = 2  # of these, the newest ones that sources still pass on
 STALL_S = 4.0  # without a chunk, at least
 FIRST_S = 10.0  # the same while it is not known how long a packet takes
 LATE = 3.0  # times the usual: a source that is slower has failed
+SERVED = 4  # rounds whose packet is passed on: peers may be behind
+MEMBERS = "members"  # of the round
 
 
 class PacketSources:
@@ -223,3 +225,51 @@ def report_failed(link: PeerLink, source: str, reason: str, *, wrong: bool = Fal
 def stripe(source: PacketSource, packet: ChunkBuffer) -> range:
     """Return the chunks that a source passes on."""
     return range(source.first, min(source.stop, packet.map.count))
+
+
+@dataclass(frozen=True)
+class PassedPacket:
+    """A packet that this peer fetches, and the chunks of it that it passes on."""
+
+    packet: ChunkBuffer
+    chunks: range
+
+    def read(self, m: messages.Get) -> bytes | memoryview | None:
+        """Return a fragment, None if it is not here yet. Raises KeyError if it is not passed on."""
+        if m.index * m.chunk // self.packet.map.chunk not in self.chunks:
+            raise KeyError(f"this peer does not pass on fragment {m.index}")
+        return self.packet.read(m.index, m.chunk)
+
+    def is_last(self, m: messages.Get) -> bool:
+        """Tell whether a fragment is the last one that this peer passes on."""
+        whole = self.packet.map
+        return (m.index + 1) * m.chunk >= min(self.chunks.stop * whole.chunk, whole.size)
+
+
+class PassedPackets:
+    """Serves what this peer passes on."""
+
+    def __init__(self, server: PeerServer) -> None:
+        self.server = server
+        self._round = 0  # the newest that is passed on
+        self._passed: dict[int, PassedPacket] = {}  # by round
+        self.lacking: set[str] = set()  # members that lack the end of what the newest packet passes on
+        server.serve(PACKET, self._read, MEMBERS)
+
+    def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None:
+        """Serve these chunks of a packet to `members` (name -> key), each as soon as it is in the buffer."""
+        self.server.admit(MEMBERS, members)
+        kept = {r: passed for r, passed in self._passed.items() if r > round - SERVED}
+        self._passed, self.lacking = kept | {round: PassedPacket(packet, chunks)}, set(members)
+        self._round = round
+
+    def _read(self, member: str, m: messages.Get) -> Fragment | None:
+        round = round_of(PACKET, m.name)
+        passed = None if round is None else self._passed.get(round)
+        if passed is not None and (payload := passed.read(m)) is not None:
+            if round == self._round and passed.is_last(m):
+                self.lacking.discard(member)
+            return Fragment(payload, passed.packet.map.size, passed.packet.sha256)
+        if round is None or round < self._round:
+            raise KeyError("it is not served here, or not any more")
+        return None

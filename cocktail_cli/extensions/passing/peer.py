@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cocktail_cli.assembly import PeerExtension
-from cocktail_cli.machine import own_keys
 from transport import PeerLink
-from transport.direct import PeerServer, ReachablePeer, link_to
+from transport.direct import PeerServer, ReachablePeer
 from transport.protocol import ProtocolError, read_msgpack
 
 from .bodies import NAME, FileHelpers, Newcomer, Sources
-from .file_sources import FileSources
+from .file_sources import NEWCOMERS, FileSources, serve_files
 from .packet_sources import PacketSources
-from .passed_packets import NEWCOMERS, serve_files
 
 if TYPE_CHECKING:
     from recipes.training import Peer
@@ -24,11 +22,6 @@ if TYPE_CHECKING:
 
 KEPT_NEWCOMERS = 64
 FINISH_S = 3.0  # for others to fetch from a peer that leaves
-
-
-def dial(link: PeerLink, peer: ReachablePeer) -> PeerLink:
-    """Make a link to a peer, not connected yet."""
-    return link_to(link, own_keys(), peer)
 
 
 class PassingPeer(PeerExtension):

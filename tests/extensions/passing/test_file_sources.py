@@ -14,8 +14,8 @@ from toy_swarm import ToyWork
 from waiting import until
 
 from cocktail_cli.extensions.passing import file_sources
+from cocktail_cli.extensions.passing.file_sources import serve_files
 from cocktail_cli.extensions.passing.hub import PassingCoordinator
-from cocktail_cli.extensions.passing.passed_packets import serve_files
 from cocktail_cli.extensions.passing.peer import PassingPeer
 from transport import PeerLink
 from transport.direct import ReachablePeer

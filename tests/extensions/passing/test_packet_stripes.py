@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocktail_cli.extensions.passing.packet_stripes import (
+from cocktail_cli.extensions.passing.passing_choice import (
     CHUNKS,
     LEAST,
     LONGEST,

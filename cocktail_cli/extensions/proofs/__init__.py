@@ -21,7 +21,7 @@ class Proofs(Extension):
     files = ("seal.json",)
 
     def hub(self, host: HostParts) -> Extend | None:
-        from .hub import ReceiptWriter
+        from .receipts import ReceiptWriter
 
         def writer(hub: HubParts) -> HubExtension:
             said = lambda peer: (one.attests(peer) for one in hub.rounds.extensions)  # noqa: E731

@@ -16,7 +16,7 @@ from cocktail_cli.host import run_folder
 from cocktail_cli.machine import read_run
 from cocktail_cli.ui import Progressed, Warning
 
-from . import events
+from .. import results
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -63,7 +63,7 @@ def write_samples(many: int, work: Any, model: ModelOnDisk) -> None:
                 return
             parts = (prompt.tokens, writer.complete(prompt.tokens, NEW, SECONDS), prompt.rest)
             said = (*(str(text(part)) for part in parts), asked_in(writer.tokenizer, prompt).text)
-            model.tell(events.Sample(model.step, model.round, *said))
+            model.tell(results.Sample(model.step, model.round, *said))
     except Exception as error:
         log.warning("samples of round %d", model.round, exc_info=True)
         model.tell(Warning(f"no samples: {explain(error).message}"))

@@ -6,8 +6,7 @@ import pytest
 from hub_swarm import HubSwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from cocktail_cli.extensions.proofs.hub import ReceiptWriter
-from cocktail_cli.extensions.proofs.receipts import NAME, Receipt, receipt_document
+from cocktail_cli.extensions.proofs.receipts import NAME, Receipt, ReceiptWriter, receipt_document
 from cocktail_cli.extensions.proofs.signed_documents import NotGenuine, SignedDocument, signer_of
 from transport import Ledger, PeerLink, RunKeys, RunURL
 from transport.peer import PeerIdentity

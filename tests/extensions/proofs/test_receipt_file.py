@@ -4,8 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cocktail_cli.extensions.proofs.hub import ReceiptWriter
-from cocktail_cli.extensions.proofs.receipts import NAME, Receipt, ReceiptFile
+from cocktail_cli.extensions.proofs.receipts import NAME, Receipt, ReceiptFile, ReceiptWriter
 from cocktail_cli.extensions.proofs.signed_documents import SignedDocument
 from cocktail_cli.machine import home
 from transport.ledger import Counted, Ledger, RoundRow

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from test_snapshot_thread import RECIPE, Story, minding, told
 
 from cocktail_cli.errors import Failure, explain
-from cocktail_cli.extensions.proofs.hub import ReceiptWriter
-from cocktail_cli.extensions.proofs.receipts import Receipt, receipt_document
+from cocktail_cli.extensions.proofs.receipts import Receipt, ReceiptWriter, receipt_document
 from cocktail_cli.extensions.proofs.run_verification import RunVerification
 from cocktail_cli.extensions.proofs.seals import check_sealed_model
 from cocktail_cli.extensions.proofs.signed_documents import NotGenuine, SignedDocument, signer_of

@@ -13,7 +13,7 @@ from pushing_hub import Hub, status
 from test_snapshot_thread import Story
 
 from cocktail_cli.assembly import ModelOnDisk, model_here, recipe_type
-from cocktail_cli.extensions.results.events import Sample, SamplesOnPage
+from cocktail_cli.extensions.results import Sample, SamplesOnPage
 from cocktail_cli.foreign_text import paragraphs
 from cocktail_cli.host import HostSession
 from cocktail_cli.machine import RunRecord, save_run

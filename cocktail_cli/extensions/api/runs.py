@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import queue
 import subprocess
 import tempfile
@@ -394,10 +395,8 @@ def launch(
     Raises:
         Failure: here, if an argument is none of these; all other errors when the run is read.
     """
-    known, given = (
-        options_of(launch_command.launch),
-        {"model": model, "data": data, "peers": peers, **options},
-    )
+    known = options_of(launch_command.launch)
+    given = {"model": model, "data": data, "peers": peers, **options}
     chosen = {
         name: value
         for name, value in given.items()
@@ -497,16 +496,10 @@ def text_of(name: str, value: Any) -> str:
 def as_yaml_value(name: str, value: Any) -> str:
     """Write the value of a recipe's key as JSON, which YAML contains."""
     try:
-        return json.dumps(value, ensure_ascii=False, default=str_of_path)
-    except TypeError:
+        return json.dumps(value, ensure_ascii=False, default=os.fspath)
+    except (TypeError, ValueError):  # as of bytes
         kind = type(value).__name__
         hints = ("give a number, a text, a list or a dict",)
         raise public(
             Failure("usage", f"{name} is a {kind}, which a recipe cannot hold", hints=hints)
         ) from None
-
-
-def str_of_path(value: object) -> str:
-    if isinstance(value, PathLike):
-        return str(value)
-    raise TypeError

@@ -14,8 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from cocktail_cli import options
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line
@@ -33,31 +31,21 @@ if TYPE_CHECKING:
     Look = Callable[[], Sequence[RunHistory]]
 
 FILE, COMPARISON = "report.html", "comparison.html"
+WITH = "Compare with this run instead: curves, figures, recipes. Repeatable."
+OUTPUT = f"Default: {FILE} (with --with: {COMPARISON}) in the run's folder."
+RUNS = "Default: the run that goes on here. @FILE, -: the URL from a file or stdin."
+BIND = "0.0.0.0 lets other machines look too."
+PORT = "TCP port (default: 29480, or a free one)."
 
 
 def report(
     run: RunArgument,
     with_: Annotated[
-        list[str] | None,
-        value(
-            "--with",
-            "RUN",
-            "Compare with this run instead: curves, figures, recipes. Repeatable.",
-            show_default=False,
-            autocompletion=run_names,
-        ),
+        list[str] | None, value("--with", "RUN", WITH, show_default=False, autocompletion=run_names)
     ] = None,
-    output: Annotated[
-        Path | None,
-        value(
-            "--output -o",
-            "FILE",
-            f"Default: {FILE} (with --with: {COMPARISON}) in the run's folder.",
-            show_default=False,
-        ),
-    ] = None,
+    output: Annotated[Path | None, value("--output -o", "FILE", OUTPUT, show_default=False)] = None,
     text: Annotated[bool, flag("--text", "Print the report as text, and write no file.")] = False,
-    open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    open_: Annotated[bool, flag("--open", "Open the report in the browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -161,20 +149,10 @@ LAST_LOOK = 5.0  # seconds that the page of a launch outlives it, so that viewer
 
 def dashboard(
     runs: Annotated[
-        list[str] | None,
-        options.argument(
-            "RUN_URL|RUN",
-            "Default: the run that goes on here. @FILE, -: the URL from a file or stdin.",
-            run_names,
-            show_default=False,
-        ),
+        list[str] | None, options.argument("RUN_URL|RUN", RUNS, run_names, show_default=False)
     ] = None,
-    bind: Annotated[
-        str, options.value("--bind", "ADDRESS", "0.0.0.0 lets other machines look too.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None, options.port("TCP port (default: 29480, or a free one).", show_default=False)
-    ] = None,
+    bind: Annotated[str, value("--bind", "ADDRESS", BIND)] = "127.0.0.1",
+    port: Annotated[int | None, options.port(PORT, show_default=False)] = None,
     life_line: options.LifeLine = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,

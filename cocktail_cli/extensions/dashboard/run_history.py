@@ -150,20 +150,24 @@ class RunHistory:
         """The evaluation of the lowest loss; the first of several."""
         return min(self.evaluations, key=lambda one: one[::-1], default=None)
 
+    @cached_property
+    def trained(self) -> list[Round]:
+        """The rounds that trained, and took some time."""
+        return [r for r in self.rounds if r.tokens and r.seconds > 0]
+
     @property
     def speeds(self) -> list[Point]:
         """Trained tokens a second of the rounds that trained, each with the WINDOW - 1 before it.
 
         A single round can be over at once: peers may have computed before it opened.
         """
-        trained = [r for r in self.rounds if r.tokens and r.seconds > 0]
-        ends = range(1, len(trained) + 1)
+        ends = range(1, len(trained := self.trained) + 1)
         return [(trained[i - 1].step, speed_of(trained[max(0, i - WINDOW) : i])) for i in ends]
 
     @property
     def recent_speed(self) -> float:
         """Trained tokens a second of the last LATELY rounds that trained."""
-        return speed_of([r for r in self.rounds if r.tokens and r.seconds > 0][-LATELY:])
+        return speed_of(self.trained[-LATELY:])
 
     @property
     def present(self) -> list[str]:

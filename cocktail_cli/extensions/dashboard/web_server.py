@@ -273,15 +273,13 @@ def listen(bind: str, port: int | None) -> socket.socket:
     try:
         sock = socket.create_server((bind, port or 0), family=family)
     except socket.gaierror as error:
+        said = f"no address to listen on: {bind}: {error.strerror}"
         hints = ("--bind 127.0.0.1, or another address of this machine",)
-        raise Failure(
-            "preflight", f"no address to listen on: {bind}: {error.strerror}", hints=hints
-        ) from error
+        raise Failure("preflight", said, hints=hints) from error
     except OSError as error:
+        said = f"cannot listen on {bind}:{port}: {error.strerror}"
         hints = ("choose another: --port 0 takes a free one",)
-        raise Failure(
-            "port_in_use", f"cannot listen on {bind}:{port}: {error.strerror}", hints=hints
-        ) from error
+        raise Failure("port_in_use", said, hints=hints) from error
     # its connections inherit it: where the system holds little, a slow client is seen to read
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     return sock

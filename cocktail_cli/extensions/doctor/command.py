@@ -12,10 +12,11 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -29,8 +30,6 @@ from cocktail_cli.options import Device, Json, Quiet
 from cocktail_cli.ui import counted, found, megabytes, print_findings, say
 from recipes.hardware import half_precision, host_memory, untried, usable_cores
 
-from .inquiries import OFFLINE, ask_hub, driver_version, gated_models, users_of
-
 if TYPE_CHECKING:
     from recipes.errors import Finding
     from recipes.planning import LinkSpeed
@@ -41,6 +40,9 @@ PACKAGES = (
     *("torch", "transformers", "datasets", "tokenizers", "safetensors", "huggingface_hub", "pyzmq"),
     "numba",
 )
+RUN = "Also check whether this run can be reached and joined."
+HUBS_PORT = "Port that a hub on this machine would listen on."
+VERSIONS = "Print versions to paste into a report; check nothing."
 FILES = 1024  # open files that a hub of some hundred peers needs
 DISK = 10 << 30  # bytes for a small model, its snapshots and a run's packets
 MEMORY = 4 << 30
@@ -51,19 +53,10 @@ WAYS = (("IPv4", socket.AF_INET, "192.0.2.1"), ("IPv6", socket.AF_INET6, "2001:d
 
 
 def doctor(
-    run_url: Annotated[
-        str | None,
-        options.argument(
-            "RUN_URL", "Also check whether this run can be reached and joined.", show_default=False
-        ),
-    ] = None,
+    run_url: Annotated[str | None, options.argument("RUN_URL", RUN, show_default=False)] = None,
     device: Device = "auto",
-    port: Annotated[
-        int, options.port("Port that a hub on this machine would listen on.", min=1)
-    ] = machine.PORT,
-    env: Annotated[
-        bool, options.flag("--env", "Print versions to paste into a report; check nothing.")
-    ] = False,
+    port: Annotated[int, options.port(HUBS_PORT, min=1)] = machine.PORT,
+    env: Annotated[bool, options.flag("--env", VERSIONS)] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -340,7 +333,6 @@ def hub() -> Iterator[Finding]:
 
 def licences() -> Iterator[Finding]:
     """Report shipped recipes whose gated models this machine may not read yet."""
-    from cocktail_cli.assembly import recipe_type
     from recipes.config import is_hub_id, list_recipes
     from recipes.downloads import licence_hint
 
@@ -579,3 +571,79 @@ def shared_line(status: dict[str, Any], own: LinkSpeed) -> LinkSpeed:
     if up and (any(one.others_send(status) for one in everyone()) or up < own.down):
         return replace(own, down=up, down_line=HUBS_UP)
     return replace(own, up=down, up_line=HUBS_DOWN) if 0 < down < own.up else own
+
+
+def driver_version() -> str | None:
+    """Return the version of the driver; None without one."""
+    asked = machine.nvml()
+    return None if asked is None else str(asked.nvmlSystemGetDriverVersion())
+
+
+def users_of(device: str) -> list[str]:
+    """Describe the programs that hold memory of a GPU: `python (4711) 3.2 GiB`, those that hold most first.
+    Empty where the driver does not tell, as in a container or on Windows."""
+    import psutil
+
+    asked = machine.nvml()
+    if asked is None:
+        return []
+    try:
+        running = asked.nvmlDeviceGetComputeRunningProcesses(machine.handle_of(asked, device))
+    except asked.NVMLError:
+        return []
+    held = sorted(((process.usedGpuMemory or 0, process.pid) for process in running), reverse=True)
+    found = []
+    for size, pid in held:
+        try:
+            name = psutil.Process(pid).name()
+        except psutil.Error:  # of another user, or of another container
+            name = "a program"
+        found.append(f"{name} ({pid}) {size / 2**30:.1f} GiB")
+    return found
+
+
+@dataclass(frozen=True)
+class HubAnswer:
+    """Result of a request to the hub."""
+
+    endpoint: str
+    error: str = ""  # why it did not answer
+    token: bool = False  # this machine has a token
+    user: str = ""  # the token's user; empty without a token, or where it is refused
+    skew: float | None = None  # seconds that this machine's clock is behind
+
+
+OFFLINE = HubAnswer("")
+
+
+def ask_hub(timeout: float) -> HubAnswer:
+    """Ask the hub for the token's user and the time. OFFLINE where HF_HUB_OFFLINE forbids it."""
+    from huggingface_hub import HfApi, constants, get_session, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        return OFFLINE
+    endpoint, token = constants.ENDPOINT, get_token()
+    try:
+        answer = get_session().head(endpoint, timeout=timeout)
+    except Exception as error:  # HTTP library, transports and system each raise their own
+        return HubAnswer(endpoint, error=f"{type(error).__name__}: {error}", token=token is not None)
+    date, user = answer.headers.get("date"), ""
+    skew = parsedate_to_datetime(date).timestamp() - time.time() if date else None
+    if token:
+        with suppress(Exception):  # refused, for whatever reason: `user` stays empty
+            user = str(HfApi().whoami(token).get("name", ""))
+    return HubAnswer(endpoint, token=token is not None, user=user, skew=skew)
+
+
+def gated_models(models: Sequence[str]) -> Iterator[str]:
+    """Yield the hub models whose licence has not been accepted for this machine's token."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError
+
+    for name in models:
+        try:
+            HfApi().auth_check(name)
+        except GatedRepoError:
+            yield name
+        except Exception:  # missing, renamed, no answer: a launch reports it
+            continue

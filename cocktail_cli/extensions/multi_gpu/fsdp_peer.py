@@ -254,7 +254,8 @@ class FsdpTrainer:
     # ---- what is kept --------------------------------------------------------------------------------------
 
     def tensors(self) -> Mapping[str, Tensor]:
-        made: dict[str, Callable[[], Tensor]] = {LOCAL: partial(self._read, LOCAL), NOISE: self._noise}
+        made: dict[str, Callable[[], Tensor]] = {LOCAL: partial(self._read, LOCAL)}
+        made[NOISE] = lambda: torch.tensor(self.ranks.all("noise_state")[0]["state"])  # all have the same
         for answer in self.ranks.all("states"):
             for name, value in answer["states"].items():  # of all ranks the same, or of each its own
                 if isinstance(value, float):
@@ -296,9 +297,6 @@ class FsdpTrainer:
             self.ranks.all("read", name=name, start=start, stop=stop)
             out[start - first : stop - first] = self.shared.values[: stop - start]
         return out.view(self.shapes()[name.rpartition(".")[0] or name] if own is None else tuple(own))
-
-    def _noise(self) -> Tensor:
-        return torch.tensor(self.ranks.all("noise_state")[0]["state"])  # all have the same
 
     def _write(self, name: str, tensor: Tensor) -> None:
         first, last = (0, tensor.numel()) if RANK in name else self._range(name)

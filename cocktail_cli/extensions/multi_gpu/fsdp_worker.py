@@ -145,12 +145,10 @@ class FsdpWorker:
             return {"full": training.first_line(error)}
 
     def answer_beside(self, asked: dict[str, Any]) -> None:
-        """Call `save`, `difference` or `bring` in another thread than `answer`, which may wait for a rank
+        """Call a method of gpu_process.BESIDE in another thread than `answer`, which may wait for a rank
         that will not come. Neither x_i nor the optimizer changes while a gradient is computed."""
-        methods: dict[str, Callable[..., None]]
-        methods = {"save": self.save, "difference": self.difference, "bring": self.bring}
         with self.side.behind(self.answered), torch.no_grad():
-            methods[asked.pop("do")](**asked)
+            getattr(self, asked.pop("do"))(**asked)
 
     # ---- the model -----------------------------------------------------------------------------------------
 

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.planning import LinkSpeed, Machine, MemoryPlan, StepCost
 
+GPU = "Device by name, such as a100-80g (default: this machine)."
+PEERS = "Peers (default: swarm.min_peers)."
+SPEEDS = (
+    "Mbit/s of a peer: 20/100 (default: 100/100); hub=100/40: the hub's (default: bounds nothing); listen=4: "
+    "peers that pass packets on (join --listen)."
+)
+STAGES = "Machines of a peer, each with some layers (join --layers)."
+STEP_TIME = "Measured seconds of a peer's step: 8s."
+SPREAD = "Spread each peer here over N GPUs."
 MBIT = 1e6 / 8  # bytes per second
 RATE = 100 * MBIT  # of a peer's line, unless --lines says another
 LINES = re.compile(r"(?P<hub>hub=)?(?P<up>\d+(\.\d+)?)(/(?P<down>\d+(\.\d+)?))?|listen=(?P<listen>\d+)")
@@ -133,43 +142,16 @@ class Plan:
 def plan(
     recipe: options.RecipeOrModel = None,
     overrides: options.Overrides = None,
-    gpu: Annotated[
-        str | None,
-        options.value("--gpu", "NAME", "Device by name, such as a100-80g (default: this machine)."),
-    ] = None,
-    peers: Annotated[
-        int | None, options.value("--peers", "N", "Peers (default: swarm.min_peers).", min=1)
-    ] = None,
-    speeds: Annotated[
-        list[str] | None,
-        options.value(
-            "--lines",
-            "UP/DOWN",
-            "Mbit/s of a peer: 20/100 (default: 100/100); hub=100/40: the hub's (default: bounds "
-            "nothing); listen=4: peers that pass packets on (join --listen).",
-        ),
-    ] = None,
-    stages: Annotated[
-        int,
-        options.value("--stages", "N", "Machines of a peer, each with some layers (join --layers).", min=1),
-    ] = 1,
+    gpu: Annotated[str | None, options.value("--gpu", "NAME", GPU)] = None,
+    peers: Annotated[int | None, options.value("--peers", "N", PEERS, min=1)] = None,
+    speeds: Annotated[list[str] | None, options.value("--lines", "UP/DOWN", SPEEDS)] = None,
+    stages: Annotated[int, options.value("--stages", "N", STAGES, min=1)] = 1,
     price: Annotated[float | None, options.value("--price", "PRICE", "Price of one GPU hour.", min=0)] = None,
-    step_time: Annotated[
-        float | None, options.duration("--step-time", "Measured seconds of a peer's step: 8s.")
-    ] = None,
+    step_time: Annotated[float | None, options.duration("--step-time", STEP_TIME)] = None,
     data: options.DataPath = None,
     model: options.ModelName = None,
     device: options.Device = "auto",
-    gpus: Annotated[
-        int,
-        typer.Option(
-            "--gpus",
-            min=1,
-            metavar="N",
-            rich_help_panel=options.MACHINE,
-            help="Spread each peer here over N GPUs.",
-        ),
-    ] = 1,
+    gpus: Annotated[int, options.value("--gpus", "N", SPREAD, options.MACHINE, min=1)] = 1,
     micro_batch_size: options.MicroBatch = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,
@@ -199,21 +181,16 @@ def plan(
     check_trust(request.load(), trust_remote_code)
     room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
     if stages > 1 and gpus > 1:
-        raise Failure(
-            "usage", "--stages and --gpus: a machine of several takes part with one device; give one of them"
-        )
+        both = "--stages and --gpus: a machine of several takes part with one device; give one of them"
+        raise Failure("usage", both)
     request, said = request.choose(room)
     asked = Asked(
         request, wanted, gpus, peers, line, hub, micro_batch_size, step_time, price, listening, stages
     )
-    here: dict[str, Any] = {}
+    beside: dict[str, Any] = {"micro_batch_size": micro_batch_size, "trust_remote_code": trust_remote_code}
     if gpu is None:  # it is of peers of this machine
-        here = {
-            "peers": peers,
-            "device": device if device != "auto" else None,
-            "gpus": gpus if gpus > 1 else None,
-        }
-    beside = {"micro_batch_size": micro_batch_size, "trust_remote_code": trust_remote_code}
+        own = device if device != "auto" else None
+        beside = {"peers": peers, "device": own, "gpus": gpus if gpus > 1 else None} | beside
     made = make(asked)
     if as_json:
         say(json.dumps(as_object(made)))
@@ -221,7 +198,7 @@ def plan(
         say("fits" if made.fits else "does not fit")
     else:
         say(*said, *lines(made))
-        say(f"Next: cocktail launch {request.typed(**here, **beside)}", err=True)
+        say(f"Next: cocktail launch {request.typed(**beside)}", err=True)
     if not made.fits:
         raise typer.Exit(EXIT["preflight"])
 
@@ -294,20 +271,17 @@ def fitted(asked: Asked, recipe: Recipe) -> tuple[int, MemoryPlan]:
     from cocktail_cli.volunteer import micro_batch_of
     from recipes.training import LEAVE, MOST, ON_CPU
 
-    def needed(size: int) -> MemoryPlan:
-        return memory_of(asked, recipe, size)
-
     size = micro_batch_of(recipe, asked.micro_batch)
     if size is not None:
-        return size, needed(size)
-    one, two = needed(1), needed(2)
+        return size, memory_of(asked, recipe, size)
+    one, two = memory_of(asked, recipe, 1), memory_of(asked, recipe, 2)
     gpu = asked.machine.gpu
     room = asked.gpu.bytes * (LEAVE if gpu else 1) - RUNTIME - one.bytes
     share = math.ceil(recipe.training.global_batch_size / (asked.peers or recipe.swarm.min_peers))
     most = min(MOST if gpu else ON_CPU, share)
     enough = max(1, min(most, 1 + int(room // max(1, two.bytes - one.bytes))))
     size = 1 << (enough.bit_length() - 1)
-    return size, {1: one, 2: two}.get(size) or needed(size)
+    return size, {1: one, 2: two}.get(size) or memory_of(asked, recipe, size)
 
 
 def memory_of(asked: Asked, recipe: Recipe, size: int) -> MemoryPlan:
@@ -402,10 +376,8 @@ def for_thin_lines(plan: Plan) -> str:
             recipe = asked.request.load(change)
         except RecipeError:
             continue  # nothing that the recipe does not say
-        line, packet = (
-            asked.line_with(asked.hub, recipe, plan.peers),
-            packet_bytes(recipe, plan.memory.parameters),
-        )
+        line = asked.line_with(asked.hub, recipe, plan.peers)
+        packet = packet_bytes(recipe, plan.memory.parameters)
         cost = cost_of_step(recipe, packet, step.compute, line, plan.peers)
         if cost.computing >= 1.1 * step.computing:
             now = f"instead of {step.computing:.0%}"

@@ -26,10 +26,8 @@ from .keys import Keys
 def check_accountant() -> None:
     """Raise Failure where opacus is not installed."""
     if find_spec("opacus") is None:
-        hints = (command_to_add("opacus"),)
-        raise Failure(
-            "preflight", "opacus, which counts what private rows spend, is not installed", hints=hints
-        )
+        said = "opacus, which counts what private rows spend, is not installed"
+        raise Failure("preflight", said, hints=(command_to_add("opacus"),))
 
 
 def path_of(run: str, peer: str) -> Path:
@@ -58,10 +56,9 @@ class Budget:
         try:
             self._lock = lock_exclusively(lock_of(path))
         except LedgerBusy:
+            said = "another process trains on the rows of this name"
             hints = ("give each peer of this machine its own name=, and rows of its own",)
-            raise Failure(
-                "preflight", "another process trains on the rows of this name", hints=hints
-            ) from None
+            raise Failure("preflight", said, hints=hints) from None
         self._accountant, orders = RDPAccountant(), RDPAccountant.DEFAULT_ALPHAS
 
         def moments(noise: float, rate: float, count: int) -> Any:

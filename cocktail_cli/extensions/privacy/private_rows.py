@@ -108,11 +108,8 @@ class _Whole(nn.Module):
         loss = self.loss_of(self.model, row)
         if loss.shape != ():
             said = f"loss_of returned a tensor of shape {tuple(loss.shape)}, expected a number"
-            raise Failure(
-                "usage",
-                said,
-                hints=("loss_of(model, row) is the loss of one row, which has no batch dimension",),
-            )
+            hints = ("loss_of(model, row) is the loss of one row, which has no batch dimension",)
+            raise Failure("usage", said, hints=hints)
         return loss
 
 
@@ -162,18 +159,15 @@ class PrivateRows(ModelExtension):
         """Open the budget of these rows in a run of so many steps. Raises Failure where none is left."""
         if self.budget is not None:  # of an earlier session
             return
-        if terms.delta >= 1 / len(self.rows):
-            said = (
-                f"privacy.delta {terms.delta:g} of the run permits to publish one of {len(self.rows):,} rows"
-            )
-            raise Failure("rejected", said, hints=(f"a delta below {1 / len(self.rows):.1g}, or more rows",))
-        budget = Budget(path_of(run, self.peer), terms, self.batch_size / len(self.rows), steps)
+        if terms.delta >= 1 / (count := len(self.rows)):
+            said = f"privacy.delta {terms.delta:g} of the run permits to publish one of {count:,} rows"
+            raise Failure("rejected", said, hints=(f"a delta below {1 / count:.1g}, or more rows",))
+        budget = Budget(path_of(run, self.peer), terms, self.batch_size / count, steps)
         if budget.spent:
             budget.close()
-            said = f"the privacy budget of these rows is spent: {words(budget.epsilon, terms)}"
-            raise Failure(
-                "rejected", f"{said}, in {budget.steps:,} steps", hints=("a run of a larger epsilon",)
-            )
+            spent = f"{words(budget.epsilon, terms)}, in {budget.steps:,} steps"
+            said = f"the privacy budget of these rows is spent: {spent}"
+            raise Failure("rejected", said, hints=("a run of a larger epsilon",))
         self.budget = budget
 
     def drawn(self, generator: torch.Generator) -> Iterator[list[Any]]:

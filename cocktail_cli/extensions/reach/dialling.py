@@ -276,15 +276,13 @@ async def ask(route: FarRoute, name: str, timeout: float | None = None) -> str:
     return text
 
 
-async def first_answer(
-    routes: Sequence[FarRoute], name: str, timeout: float | None = None
-) -> tuple[str, FarRoute]:
+async def first_answer(routes: Sequence[FarRoute], name: str) -> tuple[str, FarRoute]:
     """Ask along the first of these ways to a relay that works; return the answer's text and that way. Raises
     Unreachable, which names why each does not."""
     failed = list[Unreachable]()
     for route in routes:
         try:
-            return await ask(route, name, timeout), route
+            return await ask(route, name), route
         except Unreachable as error:
             failed.append(error)
     raise Unreachable.of(failed)

@@ -14,8 +14,7 @@ from lying_host import lying_host
 from stalling_hub import Material, stalling_hub
 
 from cocktail_cli.extensions.doctor import command as doctor
-from cocktail_cli.extensions.doctor.command import pace
-from cocktail_cli.extensions.doctor.inquiries import HubAnswer, driver_version, gated_models, users_of
+from cocktail_cli.extensions.doctor.command import HubAnswer, driver_version, gated_models, pace, users_of
 from cocktail_cli.machine import nvml
 from recipes.config import load_recipe
 from recipes.hardware import HostMemory

@@ -18,8 +18,8 @@ from transport.protocol import LedgerError, NotServed, ProtocolError, SessionRen
 from transport.transfer import HASH_BLOCK, Download, Spool
 
 from .catch_up import CatchUp, CatchUpState, Progress, Range
+from .connection_manager import hashes_size
 from .peer_link import PeerLink
-from .size_bounds import hashes_size
 
 T = TypeVar("T")
 

@@ -183,10 +183,10 @@ class HubState:
                 one.received(session, m.body, now)
         self.members.ignored += not named
 
-    def _session_ended(self, session: Session) -> int:
+    def _session_ended(self, session: Session) -> None:
         if not self.members.with_key(session.key):
             self.admission.left(session.key)
-        return self.rounds.session_ended(session)
+        self.rounds.session_ended(session)
 
     def _leave(self, session: Session, m: messages.Leave, now: float) -> None:
         self.out.send(session.conn, messages.Over(f"left: {m.reason}", self.rounds.over.finished))

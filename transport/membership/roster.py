@@ -172,10 +172,10 @@ class Departure:
 
 
 class Roster:
-    """Live sessions of a run. `on_end(session)` returns how many samples an ended one gives back."""
+    """Live sessions of a run. `on_end` is called with each one that ends."""
 
     def __init__(
-        self, settings: RunSettings, out: Outbox, on_end: Callable[[Session], int], now: float
+        self, settings: RunSettings, out: Outbox, on_end: Callable[[Session], object], now: float
     ) -> None:
         self.settings = settings
         self.sessions: dict[str, Session] = {}  # by session id
@@ -295,7 +295,7 @@ class Roster:
         del self.sessions[session.id]
         if self._by_conn.get(session.conn or b"") == session.id:
             del self._by_conn[session.conn or b""]
-        returned = self._on_end(session)
+        self._on_end(session)
         traffic = self.traffic.get(session.id, Traffic())
         departure = Departure(session, traffic, "done" if self.quiet else how, reason)
         self._out.add(do.Forget(session.id, session.origin, session.recorded))
@@ -303,7 +303,7 @@ class Roster:
         if session.recorded or departure.how != "left":  # who leaves before any work has only looked
             self.gone = dict([*self.gone.items(), (session.name, departure)][-KEPT:])
         if not self.quiet:
-            self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.handoff, how))
+            self._out.tell(events.PeerLeft(0.0, session.name, reason, session.handoff, how))
 
     def kick(self, session: Session, code: str, reason: str) -> None:
         self._out.refuse(session.conn, code, reason)

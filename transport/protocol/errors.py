@@ -49,7 +49,7 @@ class RefusedByHub(TransportError):
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
-        self.code = code  # a key of messages.REFUSALS
+        self.code = code  # as in messages.Refused
 
 
 class LinkLost(TransportError):

@@ -267,8 +267,8 @@ class Rounds:
         loss = self.history.eval_loss if self.history.eval_loss is not None else self.history.loss
         return Evaluation(self.round, step, 0, final, began=now, reference=loss)
 
-    def session_ended(self, session: Session) -> int:
-        """Forget a session. Returns how many samples it gives back."""
+    def session_ended(self, session: Session) -> None:
+        """Forget a session; its undelivered samples are back in the pool."""
         self.evaluations.lost(session.id)
         self._finish_evaluation()
         self._deadline.forget(session.id)
@@ -276,7 +276,7 @@ class Rounds:
         self.disputes.gone(session.id)
         for one in self.extensions:
             one.session_ended(session)
-        return self.leases.revoke(session.id)
+        self.leases.revoke(session.id)
 
     def revoke_unheard(self, session: Session, holds: list[int]) -> None:
         """Return leases to the pool that a resumed peer never heard of, except that of the open round."""

@@ -34,8 +34,8 @@ MAY_IMPORT = {
 # given bytes, so tests run them without waiting.
 SHELLS = {
     "direct": "direct_links peer_server",
-    "hub": "commit_thread malloc_tuning reader_thread server",
-    "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
+    "hub": "hub_threads server",
+    "peer": "catch_up_downloads connection_manager hub_questions peer_link",
     "protocol": "keys",
     "wire": "connection_guard rate_limit zeromq_sockets",
 }
@@ -51,7 +51,7 @@ TESTS_PAST_A_FRONT = {
     "fake_cuda/claims_codec.py": "recipes.planning.memory_plan",
     "fake_cuda/claims_memory.py": "recipes.planning.memory_plan",
     "fake_cuda/claims_ranks.py": "cocktail_cli.machine.devices recipes.training.micro_batch",
-    "fuzzing/transport_targets.py": "transport.hub.reader_thread transport.ledger.packet_log "
+    "fuzzing/transport_targets.py": "transport.hub.hub_threads transport.ledger.packet_log "
     "transport.peer.connection_manager transport.peer.peer_state transport.protocol.message_codec "
     "transport.wire.zeromq_sockets",
     "recipes/data/test_packing.py": "recipes.models.causal_lm",
@@ -59,9 +59,10 @@ TESTS_PAST_A_FRONT = {
     "recipes/test_foreign_json.py": "recipes.config.document recipes.data.conversations "
     "recipes.models.trainable",
     "transport/attacks.py": "transport.wire.zeromq_sockets",
-    "transport/hub/test_object_access.py": "transport.peer.size_bounds transport.transfer.object_store",
-    "transport/protocol/test_foreign_values.py": "transport.peer.hub_status",
-    "transport/protocol/test_limits.py": "transport.hub.upload_policy transport.membership.admission "
+    "transport/hub/test_object_access.py": "transport.peer.connection_manager "
+    "transport.transfer.object_store",
+    "transport/protocol/test_foreign_values.py": "transport.peer.hub_questions",
+    "transport/protocol/test_limits.py": "transport.hub.hub_state transport.membership.admission "
     "transport.transfer.upload_inbox transport.wire.connection_guard transport.wire.rate_limit",
     "extensions/reach/test_relay_server.py": "transport.wire.zeromq_sockets",
     "transport/transfer/test_chunks.py": "recipes.models.base_model",

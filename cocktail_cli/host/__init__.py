@@ -23,24 +23,16 @@ if TYPE_CHECKING:
     from .snapshot_thread import CARD, WEIGHTS, CommittedModel, ProgressHook, replayed
 
 _LAZY = {
-    "DurableAggregator": ".durable_aggregator",
-    "LEAST_LOG": ".durable_aggregator",
-    "rejections": ".durable_aggregator",
-    "versions": ".run_delegate",
-    "RunDelegate": ".run_delegate",
-    "rungs_of": ".run_delegate",
-    "settings_of": ".run_delegate",
-    "CommittedModel": ".snapshot_thread",
-    "CARD": ".snapshot_thread",
-    "WEIGHTS": ".snapshot_thread",
-    "ProgressHook": ".snapshot_thread",
-    "replayed": ".snapshot_thread",
+    ".durable_aggregator": "DurableAggregator LEAST_LOG rejections",
+    ".run_delegate": "RunDelegate rungs_of settings_of versions",
+    ".snapshot_thread": "CARD WEIGHTS CommittedModel ProgressHook replayed",
 }
 
 if not TYPE_CHECKING:  # a type checker must not accept any name
 
     def __getattr__(name: str) -> Any:
         """Import at first use what brings in transport and ZeroMQ: `cocktail --help` must be fast."""
-        if name not in _LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_LAZY[name], __name__), name)
+        for module, names in _LAZY.items():
+            if name in names.split():
+                return getattr(import_module(module, __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

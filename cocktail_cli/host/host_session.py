@@ -627,7 +627,6 @@ class HostSession:
         """Open the hub, and write the record by which other commands find it. `ledger`: of a resumed run."""
         from recipes.models import package_versions
         from transport import Hub, RunKeys, ask_status, parse_url
-        from transport.hub import keep_freed_memory
         from transport.protocol import LedgerError
 
         from .run_delegate import settings_of
@@ -654,7 +653,7 @@ class HostSession:
             ledger.close()
             raise
         narrator.recall(ledger)
-        keep_freed_memory()
+        machine.keep_freed_memory()
         if self.free_port:
             self.free_port()
         extensions = hub_extensions(HostParts(self.recipe, keys, ledger, work))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, damaged
@@ -30,6 +30,7 @@ from cocktail_cli.ui import Metrics, counted, events, read_written, sentence, st
 
 if TYPE_CHECKING:
     from recipes.config import Dataset, Recipe
+    from recipes.models import BaseFile
 
 LOG = "cocktail.log"
 EVENTS = "events.jsonl"
@@ -364,16 +365,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class HashedFile(Protocol):
-    """A file whose hash is known."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
-
-
-def hashes_of(folder: Path, names: Iterable[str], base: Iterable[HashedFile]) -> dict[str, str]:
+def hashes_of(folder: Path, names: Iterable[str], base: Iterable[BaseFile]) -> dict[str, str]:
     """Return the keys of an origin: for files and folders of the run's folder, and for the base's files."""
     found = {KEY + OF_BASE + file.name: file.sha256 for file in base}
     for name in names:
@@ -405,7 +397,7 @@ def check_begun_files(folder: Path, origin: Mapping[str, str], below: str = "") 
             raise damaged(path, f"its sha256 is {found}, the run began with {expected}", COPY_AGAIN)
 
 
-def altered_base_files(origin: Mapping[str, str], base: Iterable[HashedFile]) -> list[str]:
+def altered_base_files(origin: Mapping[str, str], base: Iterable[BaseFile]) -> list[str]:
     """Name the files of the base model that are not those that the run began with, or are missing."""
     wanted = {
         key.removeprefix(KEY + OF_BASE): s for key, s in origin.items() if key.startswith(KEY + OF_BASE)

@@ -37,7 +37,14 @@ from .network_address import (
     parse_listen,
     reach_of,
 )
-from .own_process import check_trust, hide_token, in_child, isolate_model_code, return_freed_memory
+from .own_process import (
+    check_trust,
+    hide_token,
+    in_child,
+    isolate_model_code,
+    keep_freed_memory,
+    return_freed_memory,
+)
 from .run_registry import (
     FILE,
     FORMAT,

@@ -371,7 +371,6 @@ class DownloadPlan:
     def __init__(self, welcome: messages.Welcome, max_disk: int | None, kept: int | None = None) -> None:
         from recipes.config import recipe_from_json
         from transport import CatchUp
-        from transport.peer import LocalCopy
 
         self.recipe = recipe_from_json(welcome.recipe, recipe_type)
         check_files(welcome.base, self.recipe.model.trust_remote_code)
@@ -379,7 +378,7 @@ class DownloadPlan:
         self.frozen = self.recipe.lora is not None  # the base is then needed whatever way the model comes
         missing = bytes_to_fetch([file for file in self.files if is_weights(file)], self.folder)
         # A checkpoint is loaded into a model made from the base: without base weights it is no way by itself.
-        own = LocalCopy(kept) if kept is not None and (self.frozen or not missing) else None
+        own = kept if self.frozen or not missing else None
         self.machine = CatchUp(welcome, missing, own, free_bytes(max_disk), self.frozen)
 
     @property

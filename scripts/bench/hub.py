@@ -37,11 +37,11 @@ from typing import Any
 
 import zmq
 
+from cocktail_cli.machine import keep_freed_memory
 from scripts.swarms.idle_delegate import IdleDelegate
 from scripts.swarms.lab import parser
 from scripts.swarms.processes import Line, Process, program, say, status_bytes
 from transport import Hub, Ledger, RunKeys, RunSettings
-from transport.hub.malloc_tuning import keep_freed_memory
 from transport.protocol import WeightedPacket
 from transport.protocol import messages as m
 from transport.protocol.events import RoundCommitted, RunEnded, Warned

@@ -20,8 +20,7 @@ from pathlib import Path
 from scripts.fault_injection.schedule import JOINER, KINDS, Fault
 from scripts.swarms.commands import GUEST, HUB, RELAY, STARTS, Child, Stopped, Swarm, Told
 from scripts.swarms.tcp_link import Link
-from transport import Ledger, parse_url
-from transport.peer.admin_client import ask_status
+from transport import Ledger, ask_status, parse_url
 from transport.protocol.errors import TransportError
 
 SILENT = 0.5  # dose above which a lost hub closes no connection

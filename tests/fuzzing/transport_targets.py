@@ -20,10 +20,10 @@ from msgspec import msgpack
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
 from scripts.swarms.idle_delegate import IdleDelegate
 from transport.hub import Hub
-from transport.hub.reader_thread import Reading
+from transport.hub.hub_threads import Reading
 from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow, pack_header, read_packets
 from transport.ledger.packet_log import CRC, HEADER, MAGIC
-from transport.peer import CatchUp, CatchUpState, LinkLimits, LocalCopy, PeerState
+from transport.peer import CatchUp, CatchUpState, LinkLimits, PeerState
 from transport.peer.connection_manager import PREFETCHED, ConnectionManager, chunk_buffer
 from transport.peer.peer_state import KEPT
 from transport.protocol import LedgerError, ProtocolError, RunKeys, RunSettings, message_codec
@@ -349,7 +349,7 @@ def check_catch_up(case: bytes) -> bool:
         check_files(welcome.base)
     except (ProtocolError, Failure, AssertionError):
         return False
-    machine = CatchUp(welcome, 100, LocalCopy(own) if own >= 0 else None, 1e9)
+    machine = CatchUp(welcome, 100, own if own >= 0 else None, 1e9)
     machine.weights_here()
     for round in newest:
         machine.heard(round)

@@ -23,7 +23,7 @@ def tables() -> str:
     return "\n\n".join(
         [
             table("A run at the hub", "rounds.PHASES", ("phase", "may be followed by"), phases),
-            transitions("A session at the hub", "sessions.SESSION_TRANSITIONS", "state", SESSION_TRANSITIONS),
+            transitions("A session at the hub", "roster.SESSION_TRANSITIONS", "state", SESSION_TRANSITIONS),
             transitions("A key at the hub", "admission.KEY_TRANSITIONS", "standing", KEY_TRANSITIONS),
             table("A peer", "peer_state.HEARD", ("state", "messages that mean something"), heard),
             transitions("A peer that catches up", "catch_up.NEXT", "state", CATCH_UP),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from transport import actions as do
 from transport.actions import Outbox
@@ -30,26 +31,49 @@ SEAL = 16  # hex digits
 REPLACED = "another hub of this run has been started since"
 
 
-class Handshake:
-    """Answers to connections without a session."""
+@dataclass(frozen=True)
+class HubParts:
+    """The parts of a hub that an extension may use."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        out: Outbox,
-        members: Roster,
-        admission: Admission,
-        rounds: Rounds,
-        recovered: Recovered,
-    ) -> None:
-        self.settings, self._out, self._members = settings, out, members
-        self._admission, self._rounds = admission, rounds
-        self.term = recovered.term
-        self.secret = ""  # the host's; "": nobody knows it
-        self.late: dict[str, Callable[[], None]] = {}  # what begins extensions later, by name
-        self.late_dialled: set[str] = set()  # of them those that a peer with an address begins
+    settings: RunSettings
+    out: Outbox
+    members: Roster
+    admission: Admission
+    rounds: Rounds
+    secret: str  # the host's: nobody else knows what it seeds
+    recovered: Recovered  # what an earlier hub of the run has left
+
+
+Extend = Callable[[HubParts], HubExtension]
+
+
+@dataclass(frozen=True)
+class Late:
+    """An extension that begins with the first Hello that has a body for it; or, where `dialled`, with the
+    first peer that others may reach."""
+
+    name: str
+    begin: Extend
+    dialled: bool = False
+
+    def __call__(self, hub: HubParts) -> HubExtension:
+        return self.begin(hub)
+
+
+class Handshake:
+    """Answers to connections without a session.
+
+    Args:
+        late: extensions that begin later; `began` is called with each one then.
+    """
+
+    def __init__(self, parts: HubParts, late: Sequence[Late], began: Callable[[HubExtension], None]) -> None:
+        self.settings, self._out, self._members = parts.settings, parts.out, parts.members
+        self._parts, self._admission, self._rounds = parts, parts.admission, parts.rounds
+        self.term, self.secret = parts.recovered.term, parts.secret
+        self._late, self._began = {one.name: one for one in late}, began
         self.replaced = False  # peers have met a hub of a later term
-        members.new_id = self._new_session
+        self._members.new_id = self._new_session
 
     def hello(self, conn: bytes, m: messages.Hello, now: float, *, approved: bool = False) -> None:
         """Begin a session, let the connection wait for approval, or refuse it."""
@@ -82,8 +106,8 @@ class Handshake:
         return next((one for one in self._rounds.extensions if one.role and one.name in m.extra), None)
 
     def _begin_late(self, names: Set[str]) -> None:
-        for name in names & self.late.keys():
-            self.late.pop(name)()
+        for name in names & self._late.keys():
+            self._began(self._late.pop(name)(self._parts))
 
     def _begin_role(
         self, of: HubExtension, conn: bytes, m: messages.Hello, now: float, approved: bool
@@ -184,7 +208,7 @@ class Handshake:
     def _dial(self, session: Session) -> None:
         """Check that others can reach the peer's server before they are sent there."""
         if session.address:
-            self._begin_late(self.late_dialled)
+            self._begin_late({one.name for one in self._late.values() if one.dialled})
         if session.address and any(one.dials for one in self._rounds.extensions):
             session.dialled = True
             self._out.add(do.Reach(session.id, session.address, session.key))

@@ -4,7 +4,8 @@ HubState routes each input to the part whose state it changes, then returns all 
 
     Roster, Admission   sessions and their liveness; the standing of keys     transport.membership
     Rounds              leases, exchanges, evaluations, the end of the run    transport.scheduling
-    Handshake, AdminCommands, UploadPolicy                                    this package
+    Handshake, AdminCommands    this package
+    UploadPolicy        the uploads that a hub accepts; below
 
 `deadline()` says when to call `tick` at the latest.
 """
@@ -12,23 +13,31 @@ HubState routes each input to the part whose state it changes, then returns all 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import Recovered
-from transport.membership import Admission, Roster, Session, Standing, same, wrong_run, wrong_token
-from transport.protocol import RunSettings, messages
-from transport.scheduling import HubExtension, Phase, Rounds
+from transport.membership import (
+    Admission,
+    Roster,
+    Session,
+    SessionEvent,
+    Standing,
+    State,
+    same,
+    wrong_run,
+    wrong_token,
+)
+from transport.protocol import HANDOFF, TRIAL, UPDATE, RunSettings, messages, round_of
+from transport.scheduling import HubExtension, Phase, Rounds, UploadKind
 from transport.wire import key_of
 
-from .admin_commands import AdminCommands
-from .handshake import Handshake
-from .run_status import joiners_status, people_status, run_status
-from .upload_policy import UploadPolicy
+from .admin_commands import AdminCommands, joiners_status, people_status, run_status
+from .handshake import Extend, Handshake, HubParts, Late
+
+TRIALS, LONGEST = 4, 4 << 20  # of a session; bytes of each
 
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
@@ -41,35 +50,6 @@ Request = (
     | messages.AskStop
     | messages.AskAdmin
 )
-
-
-@dataclass(frozen=True)
-class HubParts:
-    """The parts of a hub that an extension may use."""
-
-    settings: RunSettings
-    out: Outbox
-    members: Roster
-    admission: Admission
-    rounds: Rounds
-    secret: str  # the host's: nobody else knows what it seeds
-    recovered: Recovered  # what an earlier hub of the run has left
-
-
-Extend = Callable[[HubParts], HubExtension]
-
-
-@dataclass(frozen=True)
-class Late:
-    """An extension that begins with the first Hello that has a body for it; or, where `dialled`, with the
-    first peer that others may reach."""
-
-    name: str
-    begin: Extend
-    dialled: bool = False
-
-    def __call__(self, hub: HubParts) -> HubExtension:
-        return self.begin(hub)
 
 
 class HubState:
@@ -92,16 +72,13 @@ class HubState:
         self.rounds = rounds = Rounds(settings, out, members, admission, recovered, now)
         parts = HubParts(settings, out, members, admission, rounds, stop_secret, recovered)
         rounds.extensions += [extend(parts) for extend in extensions if not isinstance(extend, Late)]
-        self.uploads = UploadPolicy(settings, out, members, rounds)
+        self.uploads = UploadPolicy(parts)
         for one in rounds.extensions:
             self.uploads.add(one.uploads)
-        self.handshake = Handshake(settings, out, members, admission, rounds, recovered)
-        self.handshake.secret = stop_secret
         late = [one for one in extensions if isinstance(one, Late)]
-        self.handshake.late |= {one.name: partial(self._begin, one, parts) for one in late}
-        self.handshake.late_dialled |= {one.name for one in late if one.dialled}
+        self.handshake = Handshake(parts, late, self._begin)
         self.began: Callable[[HubExtension], None] = lambda _: None  # told of an extension that begins late
-        self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
+        self.admin = AdminCommands(parts, self.handshake)
         self._of_requests: dict[type[Request], RequestHandler] = {
             messages.Hello: self.handshake.hello,
             messages.Resume: self.handshake.resume,
@@ -119,8 +96,8 @@ class HubState:
             messages.Pong: self._pong,
         }
 
-    def _begin(self, late: Late, parts: HubParts) -> None:
-        self.rounds.extensions.insert(0, one := late(parts))
+    def _begin(self, one: HubExtension) -> None:
+        self.rounds.extensions.insert(0, one)
         self.uploads.add(one.uploads)
         self.began(one)
 
@@ -206,10 +183,10 @@ class HubState:
                 one.received(session, m.body, now)
         self.members.ignored += not named
 
-    def _session_ended(self, session: Session) -> int:
+    def _session_ended(self, session: Session) -> None:
         if not self.members.with_key(session.key):
             self.admission.left(session.key)
-        return self.rounds.session_ended(session)
+        self.rounds.session_ended(session)
 
     def _leave(self, session: Session, m: messages.Leave, now: float) -> None:
         self.out.send(session.conn, messages.Over(f"left: {m.reason}", self.rounds.over.finished))
@@ -225,3 +202,76 @@ class HubState:
         if self.rounds.phase is Phase.ENDED:
             self.admission.dismiss(self.admission.asking, messages.Refused("over", self.rounds.over.reason))
         return self.out.drain()
+
+
+class UploadPolicy:
+    """Decides which uploads of a session are wanted now: the update of the open round, a leaver's handoff, a
+    few trials, from which a newcomer measures its line, and what extensions take."""
+
+    def __init__(self, parts: HubParts) -> None:
+        self.settings, self._out = parts.settings, parts.out
+        self._members, self._rounds = parts.members, parts.rounds
+        self._kinds: dict[str, UploadKind | None] = dict.fromkeys((UPDATE, HANDOFF, TRIAL))  # by prefix
+
+    def add(self, kinds: Iterable[UploadKind]) -> None:
+        """Take these uploads too."""
+        self._kinds |= {prefix_of(kind.form): kind for kind in kinds}
+
+    def known(self, name: str) -> bool:
+        """Tell whether there are uploads whose names begin as this one does."""
+        return prefix_of(name) in self._kinds
+
+    def kind_of(self, name: str) -> UploadKind | None:
+        """Return the kind of an extension's upload; None: it is no extension's."""
+        return self._kinds.get(prefix_of(name))
+
+    def refusal(self, session_id: str, name: str, size: int) -> str | None:
+        """Return why this upload is not wanted, or None. One beyond the size limit ends its session."""
+        session = self._members.get(session_id)
+        if session is None:
+            return "the session is over"
+        if round_of(TRIAL, name) is not None:
+            if session.trials == TRIALS or size > LONGEST:
+                return f"a session may try its line {TRIALS} times, with {LONGEST} bytes each"
+            session.trials += 1
+            return None
+        leaves, kind = round_of(HANDOFF, name) is not None, self.kind_of(name)
+        if kind is not None and (places := kind.places(name)) is not None:
+            reason = kind.refusal(session, places)
+        else:
+            reason = self._handoff(session) if leaves else self._update(session, name)
+        limit = max(kind.largest if kind is not None else 0, self.settings.update_limit)
+        if reason is None and size > limit:
+            reason = f"its upload has {size} bytes, the limit of this run is {limit}"
+            self._members.kick(session, "kicked", reason)
+        if reason is None and leaves and session.state is not State.BEHIND:
+            self._members.move(session, SessionEvent.LEAVING)
+        return reason
+
+    def handed_over(self, session_id: str, size: int) -> None:
+        """Merge a handoff that is here, whole, with the weight that the peer's packets had."""
+        session = self._members.get(session_id)
+        if session is not None and session.share is not None and self._handoff(session) is None:
+            session.handoff = size
+            self._out.add(do.Inherit(session.id, session.name, session.share))
+
+    def _update(self, session: Session, name: str) -> str | None:
+        round = round_of(UPDATE, name)
+        if round is None:
+            return f"nothing of the name {name!r} is wanted"
+        ex = self._rounds.open_to(session.id, round)
+        if ex is None:
+            return f"round {round} is not open to this peer, or is closed"
+        return "it is here already" if session.id in ex.uploads else None
+
+    def _handoff(self, session: Session) -> str | None:
+        if self._rounds.ending or self._rounds.phase is Phase.FINAL:
+            return "the run is ending: there is no round left to carry it"
+        if session.share is None:
+            return "no packet of this session is in the run"
+        return "it is here already" if session.handoff else None
+
+
+def prefix_of(name: str) -> str:
+    """Return the first word of a name, with its slash."""
+    return f"{name.partition('/')[0]}/"

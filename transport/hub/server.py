@@ -66,10 +66,9 @@ from transport.wire import (
     wire_size,
 )
 
-from .commit_thread import CommitThread
 from .hub_state import Extend, HubState
+from .hub_threads import CommitThread, ReaderThread, Reading
 from .newcomer_queue import NewcomerQueue, Waiting
-from .reader_thread import ReaderThread, Reading
 
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
 MEASURED, MEASURED_S = 16 * 1024, 0.1  # bytes, s; a shorter upload tells nothing of its line
@@ -229,14 +228,13 @@ class Hub:
         """Limit the memory of each connection. What arrived while this process slept is read first."""
         if now >= self._guard_at:
             if now < self._guard_at + AWAKE_S:
-                found = self._wire.guard(now, self._owner, self._is_newcomer)
+                found = self._wire.guard(
+                    now, self._owner, lambda session: self._members.newcomer_from(session) is not None
+                )
                 self._members.refused += found.closed
                 self._reader.replenish(found.held)
             took = time.monotonic() - now  # of thousands of connections: at most a twentieth of this thread
             self._guard_at = now + max(GUARD_S, 20 * took)
-
-    def _is_newcomer(self, session: str) -> bool:
-        return self._members.newcomer_from(session) is not None
 
     def _owner(self, conn: bytes) -> str | None:
         """Name who pays for a connection: its session; one that waits or decides pays for itself."""
@@ -344,7 +342,10 @@ class Hub:
             self._get(conn, message, now)
         else:
             if isinstance(message, messages.Hello):
-                self._look_for(message.name, key_of(conn), now)
+                # This peer may be back before the loss of a connection was noticed: sending to that tells.
+                for earlier in self._members.conns_of(message.name, key_of(conn)):
+                    self._send(earlier, messages.Ping(now))
+                self._run_calls()
             ignored = self._members.ignored
             self._act(self._state.receive(conn, message, now))
             if self._members.ignored > ignored:
@@ -354,12 +355,6 @@ class Hub:
         """Charge a connection for what nobody wants: it asks for what is not there, or sends it."""
         if not self._connections.tolerates(conn, cost, now):
             self._hang_up_on(self._connections.sessions.get(conn, conn.hex()))
-
-    def _look_for(self, name: str, key: str, now: float) -> None:
-        """Ping earlier sessions of this peer: it may be back before the loss of a connection was noticed."""
-        for conn in self._members.conns_of(name, key):
-            self._send(conn, messages.Ping(now))
-        self._run_calls()
 
     def _run_calls(self) -> None:
         self._woken = False  # first: a call that is added from here on wakes this thread again
@@ -540,22 +535,19 @@ class Hub:
         self._end_at = time.monotonic() + self.settings.linger_s
         self._end_by = self._end_at + LONGEST_LINGER_S
 
-    # ---- the replay thread ---------------------------------------------------------------------------------
-
     def _replay(self, action: do.FindFingerprint) -> None:
         """Fold the ledger to x' of a round, in a thread: it may take minutes, in which rounds go on."""
-        threading.Thread(
-            target=self._find_fingerprint, args=(action.round,), name="cocktail-replay", daemon=True
-        ).start()
 
-    def _find_fingerprint(self, round: int) -> None:
-        truth, why = None, ""
-        try:
-            truth = self._delegate.fingerprint(round)
-        except Exception as error:  # of a disk, say: nobody is dropped for it
-            log.debug("the replay of round %d", round, exc_info=True)
-            why = f"{type(error).__name__}: {error}"
-        self.apply(lambda now: self._rounds.fingerprinted(round, truth, why, now))
+        def replay() -> None:
+            truth, why = None, ""
+            try:
+                truth = self._delegate.fingerprint(action.round)
+            except Exception as error:  # of a disk, say: nobody is dropped for it
+                log.debug("the replay of round %d", action.round, exc_info=True)
+                why = f"{type(error).__name__}: {error}"
+            self.apply(lambda now: self._rounds.fingerprinted(action.round, truth, why, now))
+
+        threading.Thread(target=replay, name="cocktail-replay", daemon=True).start()
 
     # ---- the openers ---------------------------------------------------------------------------------------
 

@@ -5,15 +5,16 @@ from .book_tables import (
     Change,
     Rows,
     count_rounds,
+    entry_of,
+    first_head_of,
     key_of,
+    linked,
     meta_rows,
     meta_value,
     packets_end,
     rows_of,
 )
-from .books import DATABASE, open_books, set_aside
-from .decision_chain import entry_of, first_head_of, linked
-from .journal import JOURNAL
+from .books import DATABASE, JOURNAL, open_books, set_aside
 from .packet_log import HEADER_SIZE, PACKETS, TAIL, PacketLog, pack_header, read_headers, read_packets
 from .run_ledger import (
     LOCK,

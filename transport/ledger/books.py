@@ -7,6 +7,10 @@ SQLite's `user_version` is the number of the journal's record that its tables la
 killed leaves one at most: it is carried out. Whatever else differs is damage. The one that is whole and has
 more makes the other anew, and `Books.mended` says so; what is replaced is moved to aside/<n> before. Where
 neither is whole nothing is changed, and LedgerError says what is left.
+
+The journal has every change in the order in which they were made, as records of packet_log.py, with the
+number of the record in place of a round. A payload is msgpack: the changes of one transaction. A journal that
+was made anew begins with the number that it was made at.
 """
 
 from __future__ import annotations
@@ -16,11 +20,15 @@ import hashlib
 import os
 import shutil
 import sqlite3
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
 
 from transport.protocol import LedgerDamaged, LedgerError
 
@@ -33,22 +41,14 @@ from .book_tables import (
     meta_value,
     post,
     rows_of,
+    verify_chain,
     verify_rows,
     void_leases,
 )
-from .decision_chain import verify_chain
-from .journal import (
-    JOURNAL,
-    Changes,
-    Journal,
-    JournalReading,
-    changes_left,
-    of_another_version,
-    read_journal,
-    write_journal,
-)
-from .packet_log import PACKETS, count_records
+from .packet_log import MAGIC, PACKETS, WINDOW, PacketLog, Record, count_records, pack_header, record_at
 
+JOURNAL = "journal.log"
+Changes = Sequence[Change]
 DATABASE, ASIDE = "ledger.db", "aside"
 CLOSED = DATABASE + ".sha256"  # of ledger.db as it was closed: gone while it is open, and after a kill
 BESIDE = ("-wal", "-shm", "-journal")  # SQLite's files beside a database
@@ -57,15 +57,137 @@ UNCHANGED = "nothing was changed here"
 UNDAMAGED = ("locked", "unable to open", "readonly")  # SQLite's words where the file itself is fine
 
 
+@dataclass
+class JournalReading:
+    """The content of a journal: whole records, up to the first that is torn or damaged."""
+
+    path: Path
+    first: int = 0  # the number of the first record
+    begins: array[int] = field(default_factory=lambda: array("Q"))  # byte at which each record begins
+    end: int = 0  # byte at which they end
+    fault: str = ""  # what lies behind them, where that is no torn append
+    later: list[tuple[int, list[Change]]] = field(default_factory=list)  # whole records behind the fault
+
+    @property
+    def next(self) -> int:
+        """Return the number that would follow."""
+        return self.first + len(self.begins)
+
+    def changes_from(self, number: int) -> Iterator[list[Change]]:
+        """Read the changes of this record and the later ones again."""
+        place = max(0, number - self.first)
+        if place < len(self.begins):
+            with self.path.open("rb") as file:
+                for record, changes in records_in(file, self.begins[place]):
+                    if record.offset >= self.end:
+                        return
+                    yield changes
+
+
+def read_journal(path: Path, take: Callable[[int, Changes], object]) -> JournalReading:
+    """Read a journal; `take` the number and the changes of each record. Raises LedgerError where a record
+    is of another version."""
+    found = JournalReading(path)
+    if not path.exists():
+        return found
+    with path.open("rb") as file:
+        for record, changes in records_in(file):
+            if not found.begins:
+                found.first = record.round
+            elif record.round != found.next:
+                break
+            take(record.round, changes)
+            found.begins.append(record.offset)
+            found.end = record.end
+        found.later = [(record.round, changes) for record, changes in records_behind(file, found.end)]
+    if found.later:
+        found.fault = f"has no record {found.next} at byte {found.end}, and later ones behind it"
+    return found
+
+
+def changes_left(path: Path, number: int) -> list[Changes]:
+    """Return the changes of the whole records from this number on; of those before only the header is
+    read."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        at = 0
+        while (record := record_at(file, at)) is not None and record.round < number:
+            at = record.end
+        return [changes for _, changes in records_in(file, at)]
+
+
+def records_in(file: BinaryIO, at: int = 0) -> Iterator[tuple[Record, list[Change]]]:
+    """Yield whole records from byte `at` on, up to the first that is torn or damaged."""
+    while (found := changes_at(file, at)) is not None:
+        yield found
+        at = found[0].end
+
+
+def changes_at(file: BinaryIO, at: int) -> tuple[Record, list[Change]] | None:
+    """Read the record at byte `at`; None where there is no whole one. Raises LedgerError where it is of a
+    newer version."""
+    end, record = file.seek(0, os.SEEK_END), record_at(file, at)
+    if record is None or record.end > end:
+        return None
+    payload = file.read(record.length)
+    if hashlib.sha256(payload).digest() != record.sha256:
+        return None
+    try:
+        return record, msgspec.msgpack.decode(payload, type=list[Change])
+    except msgspec.MsgspecError as error:
+        raise of_another_version(error) from None
+
+
+def of_another_version(error: Exception) -> LedgerError:
+    """Make the error of a whole record that cannot be carried out."""
+    return LedgerError(f"{JOURNAL} was written by another version of cocktail: {error}")
+
+
+def records_behind(file: BinaryIO, at: int) -> Iterator[tuple[Record, list[Change]]]:
+    """Yield the whole records that begin at byte `at` or behind it, wherever they do."""
+    end = file.seek(0, os.SEEK_END)
+    while at < end:
+        file.seek(at)
+        window = file.read(WINDOW)
+        begins = window.find(MAGIC)
+        if begins < 0:
+            at += max(1, len(window) - len(MAGIC) + 1)
+        elif (found := changes_at(file, at + begins)) is None:
+            at += begins + 1
+        else:
+            yield found
+            at = found[0].end
+
+
+def write_journal(path: Path, number: int, records: Iterable[Changes]) -> int:
+    """Write a journal whose first record has this number, and wait until it is on the disk; return the number
+    that follows."""
+    with path.open("wb") as file:
+        for changes in records:
+            payload = msgspec.msgpack.encode(changes)
+            file.write(pack_header(number, payload) + payload)
+            number += 1
+        file.flush()
+        os.fsync(file.fileno())
+    return number
+
+
 class Books:
-    """The journal and the tables, written together. `mended` has a sentence for each repair at the
-    opening."""
+    """The journal and the tables, written together by the one process that may.
+
+    Args:
+        end: where the last record of the journal that counts ends; what lies behind is cut off.
+        next: the number of the next record.
+        mended: a sentence for each repair at the opening.
+    """
 
     def __init__(
-        self, folder: Path, db: sqlite3.Connection, journal: Journal, mended: Sequence[str] = ()
+        self, folder: Path, db: sqlite3.Connection, end: int, next: int, mended: Sequence[str]
     ) -> None:
         self.folder, self.db, self.mended = folder, db, tuple(mended)
-        self._journal: Journal | None = journal  # None: a write has failed
+        self._journal: PacketLog | None = PacketLog(folder / JOURNAL, end)  # None: a write has failed
+        self._next = next
         (folder / CLOSED).unlink(missing_ok=True)
 
     def write(self, changes: Iterable[Change], then: Callable[[], Changes] = tuple) -> None:
@@ -88,8 +210,9 @@ class Books:
             self._roll_back()
             raise
         try:
-            self._journal.append([*written, *more])
-            self.db.execute(f"PRAGMA user_version={self._journal.next}")
+            self._journal.append(self._next, msgspec.msgpack.encode([*written, *more]))
+            self._next += 1
+            self.db.execute(f"PRAGMA user_version={self._next}")
             self.db.execute("COMMIT")
         except BaseException:
             self.fail()
@@ -136,18 +259,23 @@ def sha256_of(path: Path) -> str:
 # ---- opening -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class NoTables:
+    """A ledger.db that cannot be used."""
+
+    fault: str
+    written: bool = True  # False: nothing was ever written there
+
+
 @dataclass
 class StoredTables:
     """The tables in ledger.db, as they were found."""
 
-    db: sqlite3.Connection | None = None
-    number: int = 0  # of the first record that they lack
-    fault: str = ""  # why they cannot be used
-    written: bool = True  # False: nothing was ever written there
+    db: sqlite3.Connection
+    number: int  # of the first record that they lack
 
     def verified(self) -> str:
         """Return "" where their chain holds, or else why they cannot be believed."""
-        assert self.db is not None
         try:
             if not rows_of(self.db, "meta") and not count_links(self.db):
                 return ""  # a copy that has not followed yet
@@ -156,10 +284,6 @@ class StoredTables:
         except (*MALFORMED, LedgerError) as error:
             return f"is not readable: {error}"
         return ""
-
-    def close(self) -> None:
-        if self.db is not None:
-            self.db.close()
 
 
 Check = Callable[[sqlite3.Connection], object]
@@ -200,40 +324,41 @@ class Opening:
 
     def books(self, first: Changes | None) -> Books:
         """Open the books by the journal, by the tables, or by both."""
-        if self.journal.empty or self.journal.fault:
+        if not self.journal.begins or self.journal.fault:
             return self._by_a_copy(first)
         stored = open_tables(self.path, self.wal)
-        if stored.db is None:
+        if isinstance(stored, NoTables):
             return self._by_journal(stored.fault)
         try:
             if self._is_ahead(stored):
                 return self._by_tables(stored, "lacked what ledger.db has")
             fault = self._roll_forward(stored)
         except BaseException:
-            stored.close()
+            stored.db.close()
             raise
         if fault:
-            stored.close()
+            stored.db.close()
             return self._by_journal(fault)
-        journal = Journal(self.folder / JOURNAL, self.journal.end, self.journal.next)
-        return Books(self.folder, stored.db, journal, self.mended)
+        return Books(self.folder, stored.db, self.journal.end, self.journal.next, self.mended)
 
     def _by_a_copy(self, first: Changes | None) -> Books:
         """Open the books without a whole journal, of which the tables must be the proof. They are looked at
         in a copy: SQLite would clear a write-ahead log that it cannot read."""
         lost = self.journal.fault or "is gone or empty"
-        with copied(self.path) as path, closing(open_tables(path, self.wal)) as stored:
-            if stored.db is None:
+        with copied(self.path) as path:
+            stored = open_tables(path, self.wal)
+            if isinstance(stored, NoTables):
                 if stored.written or self.journal.fault:
                     raise self._damaged(lost, stored.fault)
                 return self._begin(first)
-            try:
-                fault = self._carried_on(stored)
-            except MALFORMED as error:
-                fault = f"is not readable: {error}"
-            if fault := fault or stored.verified():
-                raise self._damaged(lost, fault)
-            return self._by_tables(stored, lost)
+            with closing(stored.db):
+                try:
+                    fault = self._carried_on(stored)
+                except MALFORMED as error:
+                    fault = f"is not readable: {error}"
+                if fault := fault or stored.verified():
+                    raise self._damaged(lost, fault)
+                return self._by_tables(stored, lost)
 
     # ---- the four ways -------------------------------------------------------------------------------------
 
@@ -259,7 +384,6 @@ class Opening:
 
     def _by_tables(self, stored: StoredTables, lost: str) -> Books:
         """Make the journal anew, which lacks what the tables have. `lost`: why it is not whole."""
-        assert stored.db is not None
         self.check(stored.db)
         with closing(new_tables()) as tables:
             with transaction(tables):
@@ -269,7 +393,7 @@ class Opening:
                     post(tables, [void])
                     many = f"{len(void.drop)} leases"
                     self._tell(f"{many} had samples that are counted or do not exist: dropped", None)
-            stored.close()
+            stored.db.close()
             kept = set_aside(self.folder, JOURNAL, DATABASE, *(DATABASE + end for end in BESIDE))
             self._tell(f"{JOURNAL} {lost}: it was made anew from {DATABASE}, whose chain holds", kept)
             self._write_anew(tables, max(stored.number, self.journal.next), dump(tables))
@@ -278,7 +402,6 @@ class Opening:
     def _roll_forward(self, stored: StoredTables) -> str:
         """Carry out the newest changes, which the tables lack. Returns why the tables are wrong, or ""."""
         db, behind = stored.db, self.journal.next - stored.number
-        assert db is not None
         try:
             with transaction(db) as undo:
                 for changes in self.journal.changes_from(stored.number):
@@ -301,7 +424,6 @@ class Opening:
 
     def _is_ahead(self, stored: StoredTables) -> bool:
         """Tell whether the tables say that they have what the journal has not, and can be believed."""
-        assert stored.db is not None
         try:
             more = count_links(stored.db) > count_links(self.replica)
         except MALFORMED:
@@ -310,7 +432,6 @@ class Opening:
 
     def _carried_on(self, stored: StoredTables) -> str:
         """Carry out the records behind the journal's fault that the tables lack; return why not, or ""."""
-        assert stored.db is not None
         for number, changes in self.journal.later:
             if number > stored.number:
                 return f"lacks record {stored.number} of {JOURNAL}, which is damaged"
@@ -340,11 +461,11 @@ class Opening:
 
     def _reopened(self, end: int | None) -> Books:
         """Open what was written anew. `end`: of the journal's last record; None: that of its file."""
-        stored, journal = open_tables(self.path, self.wal), self.folder / JOURNAL
-        if stored.db is None:
+        stored = open_tables(self.path, self.wal)
+        if isinstance(stored, NoTables):
             raise damaged(self.path, f"it {stored.fault}, and was written just now")
-        end = journal.stat().st_size if end is None else end
-        return Books(self.folder, stored.db, Journal(journal, end, stored.number), self.mended)
+        end = (self.folder / JOURNAL).stat().st_size if end is None else end
+        return Books(self.folder, stored.db, end, stored.number, self.mended)
 
     def _tell(self, what: str, kept: Path | None) -> None:
         kept_there = f"; what was there is in {kept}" if kept else ""
@@ -364,13 +485,13 @@ def damaged(path: Path, why: str, lost: str = "") -> LedgerDamaged:
     return LedgerDamaged(f"{path} is damaged: {why}", (hint, UNCHANGED))
 
 
-def open_tables(path: Path, wal: bool) -> StoredTables:
+def open_tables(path: Path, wal: bool) -> StoredTables | NoTables:
     """Open ledger.db and look whether SQLite can read it. Raises LedgerError where another program is in the
     way, OSError where the disk is full."""
     if not path.exists():
-        return StoredTables(fault="is gone", written=False)
+        return NoTables("is gone", written=False)
     if not path.stat().st_size:
-        return StoredTables(fault="is empty", written=False)
+        return NoTables("is empty", written=False)
     db = connect(path)
     try:
         db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'DELETE'}")
@@ -387,13 +508,13 @@ def open_tables(path: Path, wal: bool) -> StoredTables:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         if any(words in str(error) for words in UNDAMAGED):
             raise LedgerError(f"{path} cannot be opened: {error}") from None
-        return StoredTables(fault=f"is not readable: {' '.join(str(error).split())}")
+        return NoTables(f"is not readable: {' '.join(str(error).split())}")
     except BaseException:
         db.close()
         raise
     if "meta" not in there:
         db.close()
-        return StoredTables(fault="has no tables", written=False)
+        return NoTables("has no tables", written=False)
     return StoredTables(db, number)
 
 

@@ -86,10 +86,10 @@ def record_at(file: BinaryIO, at: int) -> Record | None:
     return unpack_header(file.read(HEADER_SIZE), at)
 
 
-def read_headers(file: BinaryIO, at: int = 0) -> Iterator[Record]:
-    """Yield the headers of the records from byte `at` on, up to the first that is torn or cut; the file is
-    left at the payload."""
-    end = file.seek(0, os.SEEK_END)
+def read_headers(file: BinaryIO) -> Iterator[Record]:
+    """Yield the headers of the records up to the first that is torn or cut; the file is left at the
+    payload."""
+    at, end = 0, file.seek(0, os.SEEK_END)
     while (record := record_at(file, at)) is not None and record.end <= end:
         yield record
         at = record.end
@@ -160,12 +160,8 @@ class PacketLog:
                 keep_tail(path, end)
             self._file.truncate(end)
             os.fsync(self._file.fileno())
-        self._end = end
+        self.end = end
         self._digest, self._length = hashlib.sha256(), 0  # of the payload begun
-
-    @property
-    def end(self) -> int:
-        return self._end
 
     def append(self, round: int, *payload: bytes | memoryview) -> Record:
         """Write one record and wait until it is on the disk. After an error the log must be reopened."""
@@ -174,7 +170,7 @@ class PacketLog:
 
     def begin(self, payload: Iterable[bytes | memoryview]) -> None:
         """Write parts of the next record's payload. Nothing counts before `seal`; `begin` overwrites it."""
-        self._file.seek(self._end + HEADER_SIZE)
+        self._file.seek(self.end + HEADER_SIZE)
         self._digest, self._length = hashlib.sha256(), 0
         self._write(payload)
 
@@ -196,21 +192,19 @@ class PacketLog:
     def seal(self, round: int, *rest: bytes) -> Record:
         """Complete the record begun with the rest of its payload, and wait until it is on the disk."""
         self._write(rest)
-        header = header_of(round, self._length, self._digest.digest())
-        record = unpack_header(header, self._end)
-        assert record is not None
-        self._file.seek(self._end)
-        self._file.write(header)
+        record = Record(round, self.end, self._length, self._digest.digest())
+        self._file.seek(self.end)
+        self._file.write(header_of(round, record.length, record.sha256))
         self._file.truncate(record.end)  # an overwritten payload may have been longer, and look like a record
         os.fsync(self._file.fileno())
-        self._end = record.end
+        self.end = record.end
         return record
 
     def cut(self, end: int = 0) -> None:
         """Drop the records from this byte on, and wait until that is on the disk."""
         self._file.truncate(end)
         os.fsync(self._file.fileno())
-        self._end = end
+        self.end = end
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a write that failed (a full disk) is cut off at the next start

@@ -5,7 +5,7 @@ So a row without bytes cannot exist. Bytes without a row (a crash in between) we
 cut off at the next start, once they were copied. Counted leases are written with the round that counts
 them.
 
-    folder/journal.log   every change of the rows, in order: the truth (books.py, journal.py)
+    folder/journal.log   every change of the rows, in order: the truth (books.py)
     folder/ledger.db     the rows as SQLite tables: meta, rounds, leases (counted and open), sessions, peers,
                          evaluations, chain
     folder/packets.log   packet_log.py
@@ -13,7 +13,7 @@ them.
     folder/ledger.lock   locked by the one process that writes
     folder/aside/<n>     damaged files, as they were before they were made anew
 
-The chain makes the order of decisions checkable (decision_chain.py).
+The chain makes the order of decisions checkable (book_tables.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -42,35 +42,42 @@ from transport.protocol import (
 )
 
 from .book_tables import (
+    FORMAT,
     MALFORMED,
     RUNG,
     Change,
+    Kind,
     count_rounds,
     counted_ids,
     first_difference,
+    first_head_of,
     meta_rows,
     meta_value,
+    newest_head,
+    next_link,
     packets_end,
     post,
     rows_of,
     rungs_of,
+    verify_chain,
     verify_rows,
 )
 from .books import (
     BOTH,
     CLOSED,
     DATABASE,
+    JOURNAL,
     Books,
+    Changes,
     damaged,
     is_as_closed,
     is_full,
     new_tables,
     open_books,
+    read_journal,
     read_tables,
     transaction,
 )
-from .decision_chain import FORMAT, Kind, first_head_of, newest_head, next_link, verify_chain
-from .journal import JOURNAL, Changes, read_journal
 from .packet_log import PACKETS, PacketLog, Record, count_records, read_packets, record_at
 
 LOCK = "ledger.lock"
@@ -360,8 +367,13 @@ class Ledger:
             at = self._log.append(row.round, packet)
             samples = sum(count_samples(c.ids) for c in counted)
             row = replace(row, counted=samples, offset=at.offset, length=at.length, sha256=at.sha256)
+            earlier = [  # whose fingerprints are known by now
+                [*old[:4], str(fingerprint), *old[5:]]
+                for number, fingerprint in known.items()
+                for old in rows_of(self._db, "rounds", f"round={number} AND fingerprint='0'")
+            ]
             self._write(
-                Change("rounds", [list(columns_of(row)), *self._with_fingerprints(known)]),
+                Change("rounds", [list(columns_of(row)), *earlier]),
                 Change(
                     "counted",
                     [[c.lease, c.peer, c.session, row.round, pack_ranges(c.ids), c.key] for c in counted],
@@ -379,12 +391,6 @@ class Ledger:
             self._books.fail()
             raise
         return row
-
-    def _with_fingerprints(self, known: Mapping[int, int]) -> Iterator[list[Any]]:
-        """Yield the rows of earlier rounds whose fingerprints are known by now, with these."""
-        for round, fingerprint in known.items():
-            for row in rows_of(self._db, "rounds", f"round={round} AND fingerprint='0'"):
-                yield [*row[:4], str(fingerprint), *row[5:]]
 
     def evaluated(self, row: EvaluationRow) -> None:
         values = [*astuple(row)[:5], json.dumps(row.figures)]
@@ -508,9 +514,16 @@ class Ledger:
         exists, every head of the chain follows from the one before it; with `complete` every sample was
         counted.
         """
-        self._db.execute("BEGIN")  # one state of the ledger, also while a hub goes on writing
-        try:
+        with self._one_state():
             return self._verify(complete)
+
+    @contextmanager
+    def _one_state(self) -> Iterator[None]:
+        """Let the block see one state of the ledger, also while a hub goes on writing. Raises LedgerDamaged
+        where it meets malformed rows."""
+        self._db.execute("BEGIN")
+        try:
+            yield
         except MALFORMED as error:
             raise damaged(self.path, str(error)) from None
         finally:
@@ -560,14 +573,8 @@ class Ledger:
     def check_rows(self) -> int:
         """Compare the tables with the journal; return how many of its changes they lack. Raises
         LedgerError."""
-        self._db.execute("BEGIN")  # one state of the ledger, also while a hub goes on writing
-        try:
+        with self._one_state():
             return self._compare_journal()
-        except MALFORMED as error:
-            raise damaged(self.path, str(error)) from None
-        finally:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
 
     def check_packets(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Read every committed packet and compare its hash. Raises LedgerDamaged, which names the round.

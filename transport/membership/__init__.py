@@ -1,9 +1,11 @@
 """Peers of a run: admission, sessions, liveness."""
 
 from .admission import KEY_TRANSITIONS, STRIKES, Admission, KeyEvent, Standing, Visitor
-from .roster import AWAKE_S, FULL, Roster
-from .sessions import (
+from .roster import (
+    AWAKE_S,
+    FULL,
     SESSION_TRANSITIONS,
+    Roster,
     Session,
     SessionEvent,
     State,

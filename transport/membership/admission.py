@@ -25,7 +25,7 @@ from transport.ledger import KnownPeer
 from transport.protocol import RunSettings, clean_name, events, messages, short_key
 from transport.wire import TokenBuckets, key_of, origin_of
 
-from .sessions import wrong_token
+from .roster import wrong_token
 
 MOST = 16  # connections that ask at once, and that decide
 PATIENCE_S = 3600.0  # that one of them may stay
@@ -170,19 +170,16 @@ class Admission:
         if self.standing(key) is not Standing.MEMBER:  # it was kicked meanwhile
             return False
         self.known[key] = known = replace(self.known[key], strikes=self.known[key].strikes + 1)
-        self._forget_old_strikes()
+        # The oldest of too many newcomers with strikes are forgotten: a new key would have none either.
+        struck = [one for one, of in self.known.items() if of.strikes and one not in self.recorded]
+        for one in struck[:-STRUCK]:
+            del self.known[one]
         if known.strikes >= STRIKES:
             why = f"{known.strikes} unusable packets, the last: {reason}"
             return self.move(key, KeyEvent.STRUCK_OUT, name, why)
         if key in self.recorded:
             self._record(key)
         return False
-
-    def _forget_old_strikes(self) -> None:
-        """Forget the oldest of too many newcomers with strikes: a new key would have none either."""
-        struck = [key for key, known in self.known.items() if known.strikes and key not in self.recorded]
-        for key in struck[:-STRUCK]:
-            del self.known[key]
 
     def in_turn(self, conn: bytes, now: float) -> bool:
         """Rate-limit Hellos by origin, and those of unknown keys in all. An excess one gets no answer: its

@@ -1,12 +1,16 @@
-"""Sessions of a run: they begin, lose their connection, come back, fall silent, end."""
+"""Sessions of a run: they begin, lose their connection, come back, fall silent, end. One of them, with its
+transition table and its bytes on the wire; and the checks of its handshake."""
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
+from math import inf
 from typing import Literal
 
 from transport import actions as do
@@ -19,10 +23,9 @@ from transport.protocol import (
     events,
     messages,
     unique_name,
+    versions,
 )
 from transport.wire import key_of, origin_of
-
-from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State, Traffic, TrafficDelta
 
 AWAKE_S = 1.0  # seconds a tick may come late before the hub counts as suspended
 NEWCOMERS = 512  # sessions that catch up, or have delivered nothing: twice the largest swarm's, at its start
@@ -31,6 +34,131 @@ SILENT_PINGS = 3  # unanswered pings after which a peer is reported as silent
 SUSPECT = 1 / 3  # of peer_timeout; no round waits for a peer that was silent for so long
 KEPT = 16  # ended sessions that are remembered
 How = Literal["done", "left", "lost", "removed"]  # how a session ended; done: with the run
+CALLED = {"base": "base weights"}  # names for people, where they differ
+SHOWN = 12  # of a hash
+
+
+class State(Enum):
+    """States of a session."""
+
+    JOINING = "joining"  # fetches and catches up
+    READY = "ready"  # member of the next round that opens
+    TRAINING = "training"  # member of the open round, whose update is expected
+    SENT = "sent"  # its update of the open round is here
+    APART = "apart"  # computes a lease that spans rounds; not a member again before it says that it is ready
+    BEHIND = "behind"  # the round closed without it; not a member again before it is heard of
+
+
+class SessionEvent(Enum):
+    """Events that move a session to another state."""
+
+    READY = "says it is ready"
+    OPENED = "a round opened with it"
+    ARRIVED = "its report and its packet are here"
+    CLOSED = "the round closed"
+    PARTED = "the round closed, and its lease spans the next ones"
+    LATE = "reports on a round that is closed"
+    LEAVING = "begins its handoff"  # no round waits for it any more
+    BACK = "is back on another connection"  # a late report may have been lost with the old one
+
+
+SESSION_TRANSITIONS: dict[State, dict[SessionEvent, State]] = {
+    State.JOINING: {SessionEvent.READY: State.READY},
+    State.READY: {
+        SessionEvent.READY: State.READY,  # it has caught up, for its turn
+        SessionEvent.OPENED: State.TRAINING,
+        SessionEvent.LEAVING: State.BEHIND,
+    },
+    State.TRAINING: {
+        SessionEvent.ARRIVED: State.SENT,
+        SessionEvent.CLOSED: State.BEHIND,
+        SessionEvent.PARTED: State.BEHIND,
+        SessionEvent.LEAVING: State.BEHIND,
+    },
+    State.SENT: {
+        SessionEvent.CLOSED: State.READY,
+        SessionEvent.PARTED: State.APART,
+        SessionEvent.LEAVING: State.BEHIND,
+    },
+    State.APART: {SessionEvent.READY: State.READY, SessionEvent.LEAVING: State.BEHIND},
+    State.BEHIND: {
+        SessionEvent.READY: State.READY,
+        SessionEvent.LATE: State.READY,
+        SessionEvent.BACK: State.READY,
+    },
+}
+
+
+@dataclass(frozen=True)
+class TrafficDelta:
+    """Bytes moved within a period."""
+
+    up: int = 0  # peer to hub
+    down: int = 0
+    fetched: int = 0  # of `down`: before the peer was ready
+
+
+@dataclass
+class Traffic:
+    """Bytes on the wire of one session, ZMTP and CURVE framing included."""
+
+    up: int = 0  # peer to hub
+    down: int = 0
+    ready: int | None = None  # `down` when the peer had caught up; None: it has not
+    told: TrafficDelta | None = None  # sums at the last `tell`
+
+    @property
+    def sums(self) -> TrafficDelta:
+        return TrafficDelta(self.up, self.down, self.down if self.ready is None else self.ready)
+
+    def tell(self) -> TrafficDelta:
+        """Return the bytes since the last call."""
+        now, before = self.sums, self.told or TrafficDelta()
+        self.told = now
+        return TrafficDelta(now.up - before.up, now.down - before.down, now.fetched - before.fetched)
+
+
+@dataclass
+class Session:
+    """One peer's session. Its connection may be lost in any state; it resumes within `grace`, or ends."""
+
+    id: str  # the secret the peer shows when it comes back
+    key: str  # its CURVE key, which is its identity: only its holder can resume this session
+    name: str
+    hardware: str
+    conn: bytes | None  # control connection; None: lost
+    state: State
+    since: float  # when it joined, or was restored
+    seen: float  # when something last came from it
+    lost_at: float = 0.0  # when the connection was lost
+    grace: float = 0.0  # how long it may stay lost
+    awaited: bool = False  # it took part before the hub was restarted, and has not come back yet
+    pinged: float = 0.0
+    doubted: float = -inf  # when its process was said to be gone; nothing came since: it has no grace
+    owes_since: float | None = None  # since when it owes something; None: nothing
+    at: int = 0  # newest round whose x' it is known to have
+    ready_claim: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
+    role: str = "peer"  # or an extension's: it trains nothing
+    rtt: float | None = None  # seconds
+    origin: str = ""  # network address (wire.origin_of)
+    accepted: int = 0  # packets
+    proven: bool = False  # one of its packets is in the run; else it is a newcomer
+    recorded: bool = False  # it is in the ledger
+    left_out: int = 0  # rounds that were committed without its packet, though it was a member
+    missed: int = 0  # awaited rounds in a row that closed without its packet
+    waits_until: int = 0  # the round from which a newcomer that missed some is a member again
+    misjudged: int = 0  # evaluations of it that cannot be, were not those of others, or never came
+    tokens: int = 0  # trained tokens counted
+    compute_s: float = 0.0  # of the last step of each round whose packet was accepted, summed
+    wait_s: float = 0.0  # that its device then waited for the exchange
+    fits: int = 0  # bytes of an aggregate that it can fetch beside its compute; 0: not known
+    uplink: float = 0.0  # bytes a second of its last update; 0: not measured
+    share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
+    handoff: int = 0  # bytes of its residual that it has handed over
+    address: str = ""  # where other peers reach it, as it says
+    reachable: bool = False  # the hub has reached it there
+    dialled: bool = False  # that address is being tried
+    trials: int = 0  # uploads that measured its line
 
 
 @dataclass(frozen=True)
@@ -44,10 +172,10 @@ class Departure:
 
 
 class Roster:
-    """Live sessions of a run. `on_end(session)` returns how many samples an ended one gives back."""
+    """Live sessions of a run. `on_end` is called with each one that ends."""
 
     def __init__(
-        self, settings: RunSettings, out: Outbox, on_end: Callable[[Session], int], now: float
+        self, settings: RunSettings, out: Outbox, on_end: Callable[[Session], object], now: float
     ) -> None:
         self.settings = settings
         self.sessions: dict[str, Session] = {}  # by session id
@@ -72,8 +200,8 @@ class Roster:
                 self.end(old, "it came back in a new session", "left")
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = self.new_id(), origin_of(conn)
-        session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
-        session.address = m.address
+        session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now)
+        session.origin, session.address = origin, m.address
         self.sessions[session.id], self._by_conn[conn] = session, session.id
         self.gone.pop(name, None)
         return session
@@ -129,11 +257,10 @@ class Roster:
 
     def restore(self, old: OpenSession, now: float, *, awaited: bool) -> None:
         """Restore a session from before the restart; it has `recover_s` to come back."""
-        grace, id = self.settings.recover_s, old.session
-        self.sessions[id] = Session(
-            id, old.key, old.name, old.hardware, None, State.JOINING, now, now, now, grace, awaited
-        )
-        self.sessions[id].recorded, self.sessions[id].proven = True, awaited
+        session = Session(old.session, old.key, old.name, old.hardware, None, State.JOINING, now, now, now)
+        session.grace, session.recorded = self.settings.recover_s, True
+        session.awaited = session.proven = awaited
+        self.sessions[session.id] = session
 
     def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
         """Resume a session on another connection. `ready`: it was a member before the hub was restarted."""
@@ -168,7 +295,7 @@ class Roster:
         del self.sessions[session.id]
         if self._by_conn.get(session.conn or b"") == session.id:
             del self._by_conn[session.conn or b""]
-        returned = self._on_end(session)
+        self._on_end(session)
         traffic = self.traffic.get(session.id, Traffic())
         departure = Departure(session, traffic, "done" if self.quiet else how, reason)
         self._out.add(do.Forget(session.id, session.origin, session.recorded))
@@ -176,7 +303,7 @@ class Roster:
         if session.recorded or departure.how != "left":  # who leaves before any work has only looked
             self.gone = dict([*self.gone.items(), (session.name, departure)][-KEPT:])
         if not self.quiet:
-            self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.handoff, how))
+            self._out.tell(events.PeerLeft(0.0, session.name, reason, session.handoff, how))
 
     def kick(self, session: Session, code: str, reason: str) -> None:
         self._out.refuse(session.conn, code, reason)
@@ -316,11 +443,11 @@ class Roster:
     def owing(self, session: Session) -> float:
         """Return since when this session owes something that it could deliver; inf: nothing."""
         idle = self.quiet or session.state is State.READY or session.owes_since is None
-        return float("inf") if idle or session.owes_since is None else session.owes_since
+        return inf if idle or session.owes_since is None else session.owes_since
 
     def deadline(self) -> float:
         """Return when `tick` has something to do. inf: never."""
-        s, times = self.settings, [float("inf")]
+        s, times = self.settings, [inf]
         for session in self.sessions.values():
             if session.conn is None:
                 times.append(session.lost_at + session.grace)
@@ -328,3 +455,54 @@ class Roster:
                 times += [session.pinged + s.ping_s, session.seen + s.peer_timeout]
             times.append(self.owing(session) + s.lease_s)
         return min(times)
+
+
+def refusal(
+    m: messages.Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int
+) -> messages.Refused | None:
+    """Return why this Hello gets no session, or None. `token`: None where a known key needs none."""
+    if m.protocol not in messages.VERSIONS:
+        return wrong_version(m.protocol)
+    if m.run != settings.run:
+        return wrong_run(m.run)
+    if token is not None and not same(m.token, token):
+        return wrong_token()
+    if over:
+        return messages.Refused("over", "the run is over")
+    if differ := differences(m.versions, settings.versions):
+        return messages.Refused("version", differ)
+    if settings.max_peers is not None and peers >= settings.max_peers:
+        return messages.Refused("full", f"the run has its {settings.max_peers} peers")
+    return None
+
+
+def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Describe where a peer differs from the run; empty: nowhere. Only what the peer names is compared."""
+    return "; ".join(
+        f"{CALLED.get(what, what)}: you have {theirs[what][:SHOWN]}, the run has {want[:SHOWN]}"
+        for what, want in sorted(ours.items())
+        if theirs.get(what, want) != want
+    )
+
+
+def wrong_version(protocol: int) -> messages.Refused:
+    update = (
+        "update cocktail" if protocol < max(messages.VERSIONS) else "ask the run's host to update cocktail"
+    )
+    return messages.Refused(
+        "protocol", f"you speak protocol {protocol}, this run needs {versions()}: {update}"
+    )
+
+
+def wrong_run(run: str) -> messages.Refused:
+    """Refuse without naming the run that is here: anyone with the hub's key can ask."""
+    return messages.Refused("run", f"no run {run!r} here")
+
+
+def wrong_token() -> messages.Refused:
+    return messages.Refused("token", "the token in the run URL is not the one of this run, or no longer")
+
+
+def same(a: str, b: str) -> bool:
+    """Compare two secrets in constant time."""
+    return hmac.compare_digest(a.encode(), b.encode())

@@ -70,14 +70,6 @@ NEXT: dict[CatchUpState, dict[CatchUpEvent, CatchUpState]] = {
 
 
 @dataclass(frozen=True)
-class LocalCopy:
-    """The global model in this machine's checkpoint."""
-
-    round: int
-    log_bytes: int | None = None  # of the packet log before `round`; None: not known
-
-
-@dataclass(frozen=True)
 class Plan:
     """One way to catch up, and its cost."""
 
@@ -117,8 +109,9 @@ class Progress:
     eta: float | None  # seconds; None: unknown, or rounds are committed faster than this line fetches
 
 
-def ways(welcome: messages.Welcome, base: int, own: LocalCopy | None, frozen: bool = False) -> list[Plan]:
-    """List all plans. `base`: bytes of base weights not on the disk; `frozen`: every plan needs them."""
+def ways(welcome: messages.Welcome, base: int, own: int | None, frozen: bool = False) -> list[Plan]:
+    """List all plans. `base`: bytes of base weights not on the disk; `own`: round of this machine's
+    checkpoint; `frozen`: every plan needs the base."""
     log, now = welcome.log_bytes, welcome.round
     beside = base if frozen else 0
     found = [Plan(CatchUpSource.BASE, 0, base, log)]
@@ -133,9 +126,9 @@ def ways(welcome: messages.Welcome, base: int, own: LocalCopy | None, frozen: bo
                     offer,
                 )
             )
-    if own is not None and own.round <= now:
-        before = log * own.round // now if own.log_bytes is None and now else own.log_bytes or 0
-        found.append(Plan(CatchUpSource.OWN, own.round, beside, max(0, log - before)))
+    if own is not None and own <= now:
+        before = log * own // now if now else 0  # rounds have about as many bytes each
+        found.append(Plan(CatchUpSource.OWN, own, beside, log - before))
     return found
 
 
@@ -144,7 +137,7 @@ class CatchUp:
 
     Args:
         base: bytes of the base's weights that are not on this disk.
-        own: this machine's checkpoint of an earlier session.
+        own: round of the global model in this machine's checkpoint; None: there is none.
         room: bytes free on the disk; a plan that needs more is chosen only if no other fits.
         frozen: the base weights are not trained, and needed beside the global model of any round.
     """
@@ -153,7 +146,7 @@ class CatchUp:
         self,
         welcome: messages.Welcome,
         base: int,
-        own: LocalCopy | None = None,
+        own: int | None = None,
         room: float = inf,
         frozen: bool = False,
     ) -> None:

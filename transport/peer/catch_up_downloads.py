@@ -11,17 +11,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, ParamSpec, TypeVar
 
 from transport.ledger import read_packets
 from transport.protocol import LedgerError, NotServed, ProtocolError, SessionRenewed, TooLong, messages
 from transport.transfer import HASH_BLOCK, Download, Spool
 
 from .catch_up import CatchUp, CatchUpState, Progress, Range
+from .connection_manager import hashes_size
 from .peer_link import PeerLink
-from .size_bounds import hashes_size
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ class CatchUpDownloads:
         try:
             for file in wanted:
                 hashes = self._hashes(file)
-                begin = self._again(lambda f=file, h=hashes: self.link.begin_file(f.name, f.path, f.size, h))  # type: ignore[misc]
+                begin = self._again(self.link.begin_file, file.name, file.path, file.size, hashes)
                 self._files.append(begin)
             self.beside(self._files)
             for download in self._files:
-                self._again(lambda d=download: self.link.finish_file(d, self._tick))  # type: ignore[misc]
+                self._again(self.link.finish_file, download, self._tick)
         except TooLong:  # no snapshot that has gone, but a lie
             raise
         except (KeyError, ProtocolError) as error:
@@ -84,7 +85,7 @@ class CatchUpDownloads:
         if not file.hashes:
             raise ProtocolError(f"the hub announces no hashes of {file.name}")
         most = hashes_size(file.size)
-        return self._again(lambda: self.link.fetch(f"hashes/{file.name}", most, file.hashes))
+        return self._again(self.link.fetch, f"hashes/{file.name}", most, file.hashes)
 
     def ask_anew(self) -> messages.Welcome:
         """Ask the hub for its current offers."""
@@ -97,7 +98,7 @@ class CatchUpDownloads:
             self._ranges.append((range, self._begin(range)))
 
     def _begin(self, range: Range) -> Download:
-        return self._again(lambda: self.link.begin_spooled(range.name, range.most, self.spool))
+        return self._again(self.link.begin_spooled, range.name, range.most, self.spool)
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
         """Yield (round, packet) in order until all committed rounds are applied. A packet counts as applied
@@ -135,7 +136,7 @@ class CatchUpDownloads:
     def _records(self, range: Range, download: Download) -> BinaryIO | None:
         """Wait for the packets of the first range; None where smaller ranges are requested in its place."""
         try:
-            return self._again(lambda: self.link.finish_spooled(download, self._tick))
+            return self._again(self.link.finish_spooled, download, self._tick)
         except TooLong:
             parts = self.machine.shorter(range)
             if not parts:
@@ -147,11 +148,11 @@ class CatchUpDownloads:
         except (KeyError, ProtocolError) as error:
             raise NotServed(str(error.args[0])) from error
 
-    def _again(self, call: Callable[[], T]) -> T:
+    def _again(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Call, and repeat after each new session: objects belong to the run, so downloads go on."""
         while True:
             try:
-                return call()
+                return call(*given, **named)
             except SessionRenewed:
                 continue
 

@@ -2,6 +2,8 @@
 
 A connection is a *flow*: flow 0 carries control messages, the others bulk. All state is guarded by `changed`
 and changes are notified on it. The thread never holds that lock while it waits for the wire.
+
+The bounds of the objects that a peer fetches are known before a byte is kept, whatever the sender says.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from transport.protocol import (
     LinkLost,
@@ -25,7 +29,7 @@ from transport.protocol import (
     encode,
     messages,
 )
-from transport.transfer import CHUNK, MIN_FRAGMENT, ChunkBuffer, PeerTransfers
+from transport.transfer import CHUNK, DIGEST, MIN_FRAGMENT, ChunkBuffer, PeerTransfers, count_blocks
 from transport.wire import (
     HANDSHAKE_DOWN,
     HANDSHAKE_UP,
@@ -40,7 +44,6 @@ from transport.wire import (
 )
 
 from .peer_state import PeerState, SessionState
-from .size_bounds import SizeBounds, bound_of
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,41 @@ BACKED_OFF_S = 2.5
 # Who let this peer wait is about to be the hub, and back at its port within the second time.
 TAKES_OVER_RETRY, TAKES_OVER_S = 0.5, 15.0
 LOOK_S = 1.0  # of silence, after which the kernel is asked whether bytes still move
+OF_SAMPLES = "so many samples, of at most the recipe's max_length"
+# Beginnings of the names of all objects that may be fetched, each with the reason of its bound; extensions
+# have rows of their own. A name without a row cannot be fetched.
+BOUNDS = {
+    "lease/": OF_SAMPLES,
+    "packet/": "the recipe's compression of a round's sample",
+    "packets/": "the recipe's compression of these rounds' samples",
+    "eval": "so many samples as a run may evaluate, of at most the recipe's max_length",
+    "base/": "the size that the run has announced",
+    "snapshot/": "the size that the run has announced",
+    "hashes/": "32 bytes for each MiB of the file",
+}
+
+
+def bound_of(name: str, of_extensions: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return why an object cannot be longer than it may be. Raises KeyError for a name without a row."""
+    for prefix, reason in chain(BOUNDS.items(), of_extensions.items()):
+        if name == prefix or (prefix.endswith("/") and name.startswith(prefix)):
+            return reason
+    raise KeyError(f"{name} is no object that a peer fetches")
+
+
+def hashes_size(size: int) -> int:
+    """Return the bytes of the hashes of a file of `size` bytes."""
+    return DIGEST * count_blocks(size)
+
+
+class SizeBounds(Protocol):
+    """Bounds objects of a run by its recipe and its model. All methods return bytes."""
+
+    def lease(self, opened: messages.Round) -> int:
+        """Bound the lease of a round. Raises ProtocolError where the round is none that this run can have."""
+
+    def packet(self, round: int) -> int:
+        """Bound the aggregate of a round."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +168,6 @@ class ConnectionManager:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
-
-    @property
-    def way(self) -> str:
-        return self._wire.way
 
     @property
     def connected(self) -> bool:

@@ -43,9 +43,8 @@ from transport.transfer import (
 )
 from transport.wire import DealerWire, PeerWire, RateLimits, routes_to
 
-from .connection_manager import ConnectionManager, HubPart, LinkLimits
+from .connection_manager import ConnectionManager, HubPart, LinkLimits, SizeBounds, bound_of
 from .peer_state import Elsewhere, PeerState, SessionState
-from .size_bounds import SizeBounds, bound_of
 
 WELCOME_S = 20.0  # a hub that takes connections may take this long to answer Hello with Welcome
 # seconds after the request to leave, 25 s in all with the goodbye:
@@ -114,11 +113,11 @@ class PeerLink:
         about = me.name, me.hardware, me.versions, me.alone, me.reachable, me.extra
         hello = messages.Hello(messages.PROTOCOL, url.token, url.run, *about)
         self._state = PeerState(hello)
-        wire = wire or DealerWire(routes_to(url), url.key, me.keys)
+        self._wire = wire or DealerWire(routes_to(url), url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
-        self._connections = ConnectionManager(wire, self._state, url, limits, self.rate_limits)
+        self._connections = ConnectionManager(self._wire, self._state, url, limits, self.rate_limits)
         self._changed, self._transfers = self._connections.changed, self._connections.transfers
-        self.bounds_of_extensions: dict[str, str] = {}  # rows as in size_bounds.BOUNDS
+        self.bounds_of_extensions: dict[str, str] = {}  # rows as in BOUNDS
         self._session = 1  # how many sessions the caller knows of
         self._ready_in = 0  # the session in which `ready` was last said
         self._beside: set[int] = set()  # threads, see `works_beside`
@@ -150,7 +149,7 @@ class PeerLink:
     @property
     def way(self) -> str:
         """Return by which way the hub was reached last: its address, or through what."""
-        return self._connections.way
+        return self._wire.way
 
     @property
     def lost(self) -> bool:

@@ -23,7 +23,22 @@ from .errors import (
     UrlError,
 )
 from .events import PAUSED, Event, RoundCommitted, RunEnded, Warned
-from .keys import CurveKeys, RunKeys, as_z85, short_key
+from .keys import (
+    RUN_NAME,
+    TOKEN_BYTES,
+    CurveKeys,
+    OpenRoute,
+    Route,
+    RunKeys,
+    RunURL,
+    as_z85,
+    join_address,
+    parse_address,
+    parse_url,
+    short_key,
+    to_base64,
+    to_bytes,
+)
 from .message_codec import (
     OtherVersion,
     decode_to_hub,
@@ -47,18 +62,6 @@ from .names import (
     unique_name,
 )
 from .run_settings import HubDelegate, Rung, RunSettings, WeightedPacket
-from .run_url import (
-    RUN_NAME,
-    TOKEN_BYTES,
-    OpenRoute,
-    Route,
-    RunURL,
-    join_address,
-    parse_address,
-    parse_url,
-    to_base64,
-    to_bytes,
-)
 from .sample_ranges import (
     SamplePool,
     SampleRanges,

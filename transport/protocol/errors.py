@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 class TransportError(Exception):
     """Something between this machine and the others went wrong."""
 
+    def __init__(self, said: str, hints: Sequence[str] = ()) -> None:
+        super().__init__(said)
+        self.hints = tuple(hints)  # remedies, where who raises it knows any
+
 
 class UrlError(TransportError):
     """The run URL cannot be used, or an address, or another URL of a machine."""
@@ -23,17 +27,15 @@ class AddressInUse(TransportError):
     def __init__(self, host: str, port: int, reason: str) -> None:
         super().__init__(f"cannot listen on {host}:{port}: {reason}")
         self.host, self.port = host, port
-        self.hints: tuple[str, ...] = ()  # remedies, where the caller knows any
 
 
 class Unreachable(TransportError):
     """The hub cannot be reached."""
 
     def __init__(self, host: str, port: int, layer: str, reason: str, *hints: str) -> None:
-        super().__init__(reason)
+        super().__init__(reason, hints)
         self.host, self.port = host, port
         self.layer = layer  # what failed: "dns", "tcp" or "key", or as an extension calls it
-        self.hints = hints  # remedies, where who raises it knows any
 
     @classmethod
     def of(cls, failed: Sequence[Unreachable]) -> Unreachable:
@@ -47,7 +49,7 @@ class RefusedByHub(TransportError):
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
-        self.code = code  # a key of messages.REFUSALS
+        self.code = code  # as in messages.Refused
 
 
 class LinkLost(TransportError):
@@ -108,10 +110,6 @@ class TooLong(ProtocolError):
 class NoRoom(TransportError):
     """This machine's disk has no room for what a run wants to be kept there."""
 
-    def __init__(self, said: str, hints: tuple[str, ...] = ()) -> None:
-        super().__init__(said)
-        self.hints = hints  # remedies
-
 
 class LedgerError(TransportError):
     """The ledger cannot be used."""
@@ -119,10 +117,6 @@ class LedgerError(TransportError):
 
 class LedgerDamaged(LedgerError):
     """The ledger is damaged, and cannot be mended from what is left."""
-
-    def __init__(self, said: str, hints: Sequence[str] = ()) -> None:
-        super().__init__(said)
-        self.hints = tuple(hints)  # remedies
 
 
 class LedgerBusy(LedgerError):

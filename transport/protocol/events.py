@@ -65,7 +65,6 @@ class PeerLeft(Event):
 
     peer: str
     reason: str  # "left: ...", "connection lost", "silent for 30 s", ...
-    returned: int  # samples back in the pool
     legacy: int = 0  # bytes of its residual handoff
     how: str = "left"  # or "lost": connection or peer went silent; or "removed" by host or hub
 

@@ -98,13 +98,9 @@ def read_msgpack(data: bytes | memoryview, kind: type[T], what: str) -> T:
 
 def _read(decode: Callable[..., T], data: str | bytes | memoryview, kind: type[T], what: str) -> T:
     try:
-        return shallow(decode(data, type=kind), what)
+        value = decode(data, type=kind)
     except UNREADABLE as error:
         raise ProtocolError(f"{what} cannot be read: {error}") from None
-
-
-def shallow(value: T, what: str) -> T:
-    """Return a decoded value. Raises ProtocolError where it is nested deeper than MOST_LEVELS."""
     level: list[Any] = [value]
     for _ in range(MOST_LEVELS + 1):
         level = [one for outer in level for one in inside(outer)]

@@ -241,7 +241,11 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """A session is refused. `code`: one of REFUSALS; `reason`: for the user. This struct never changes."""
+    """A session is refused. `reason`: for the user. This struct never changes.
+
+    After the code "session" the peer says Hello again, after "term" it hangs up and looks for the newer hub.
+    The others end its command: protocol, token, run, version, full, kicked, state, approval, unknown, over.
+    """
 
     code: str
     reason: str
@@ -384,23 +388,6 @@ class NoObject(Message, frozen=True):
     name: str
     reason: str
 
-
-# Refused.code -> exit code of the refused command. Two are for the peer itself: after "session" it says Hello
-# again, after "term" it hangs up and looks for the newer hub.
-REFUSALS = {
-    "protocol": 6,
-    "token": 6,
-    "run": 6,
-    "version": 6,
-    "full": 6,
-    "kicked": 6,
-    "state": 6,
-    "approval": 6,
-    "unknown": 6,
-    "over": 7,
-    "session": 75,
-    "term": 75,
-}
 
 ToHub = (
     Hello | Resume | Ready | Report | Evaluated | Leave

@@ -4,16 +4,16 @@ for peers that come back, loss curves, sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from msgspec.structs import replace
 
 from transport import actions as do
-from transport.ledger import HEADER_SIZE, Recovered, RoundRow, RungRow
-from transport.membership import Session, TrafficDelta
-from transport.protocol import count_samples, events, hash_of_names, messages
+from transport.ledger import HEADER_SIZE, Recovered, RungRow
+from transport.membership import Session
+from transport.protocol import count_samples, hash_of_names, messages
 
 from .figures import Evaluation, middle_norm
 from .leases import Leases, need_of_round
@@ -83,10 +83,9 @@ class Exchange:
             found.setdefault(max(0, self.round - report.behind), {})[session] = report.fingerprint
         return found
 
-    def commit(self, leases: Leases, refused: dict[str, str], fingerprints: dict[int, int]) -> do.Commit:
-        """Ask the shell to aggregate what has arrived and to make it durable; without the `refused` peers,
-        each with the reason. `fingerprints`: of x' by round, as far as it is not disputed."""
-        claims = tuple(
+    def claimed(self, leases: Leases) -> tuple[do.Claim, ...]:
+        """Return the updates that have arrived, with the leases they deliver."""
+        return tuple(
             do.Claim(
                 peer=self.members[s],
                 session=s,
@@ -98,79 +97,11 @@ class Exchange:
             )
             for s in self.by_name
         )
-        return do.Commit(
-            round=self.round,
-            step=self.step,
-            members=self.names,
-            claims=claims,
-            fingerprints=fingerprints,
-            refused=refused,
-        )
 
     def need(self, claims: Iterable[do.Claim]) -> float:
         """Return the local steps that an exchange of the recipe's own packets needs; 0: not known."""
         samples = ((c.session, sum(map(count_samples, c.leases.values()))) for c in claims)
         return need_of_round((self.reports[session].needs, many) for session, many in samples)
-
-    def event(
-        self, accepted: list[str], done: do.CommitDone, moved: Mapping[str, TrafficDelta], now: float
-    ) -> events.RoundCommitted:
-        """Describe the durable round to the host; the caller fills in what it knows of the run: `step`,
-        `steps`, `counted`, `loss`, `figures`, `fingerprint`."""
-        reports = {self.members[s]: self.reports[s] for s in accepted}
-        return events.RoundCommitted(
-            at=0.0,
-            round=self.round,
-            step=0,
-            steps=0,
-            counted=0,
-            loss=None,
-            tokens=sum(done.tokens.values()),
-            members=self.names,
-            accepted=tuple(reports),
-            fingerprint=0,
-            size=done.size,
-            packets=dict(done.packets),
-            tokens_by_peer=dict(done.tokens),
-            compute_s={name: r.compute_s for name, r in reports.items()},
-            wait_s={name: r.wait_s for name, r in reports.items()},
-            grad_norm={name: r.grad_norm for name, r in reports.items() if r.grad_norm > 0},
-            seconds=now - self.opened,
-            up={peer: m.up for peer, m in moved.items()},
-            down={peer: m.down for peer, m in moved.items()},
-            fetched={peer: m.fetched for peer, m in moved.items() if m.fetched},
-            deadline=self.deadline - self.opened,
-            local_steps=self.local_steps,
-            need=self.noted.need if self.noted is not None else 0.0,
-        )
-
-
-def row_of(
-    action: do.Commit,
-    accepted: tuple[do.Claim, ...],
-    loss: float | None,
-    tokens: int,
-    times: tuple[float, float],
-) -> RoundRow:
-    """Build the ledger's row of a round that is about to be committed; wall clock of its opening, and now."""
-    opened, now = times
-    return RoundRow(
-        round=action.round,
-        step=action.step,
-        opened=opened,
-        committed=now,
-        fingerprint=action.fingerprints.get(action.round, 0),
-        members=action.members,
-        accepted=tuple(c.peer for c in accepted),
-        loss=loss,
-        tokens=tokens,
-    )
-
-
-def fitting(sizes: Sequence[int]) -> int:
-    """Return the bytes of an aggregate that members can fetch beside their compute: all but a quarter of
-    them, so that no single one of many decides; 0: not known."""
-    return sorted(sizes)[len(sizes) // 4] if sizes else 0
 
 
 OFFERED = 2  # snapshots: the newest, and the previous one for peers that are still fetching it

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import Enum
 from itertools import zip_longest
 
@@ -37,7 +37,7 @@ from transport.protocol import (
 )
 
 from .disputes import Disputes
-from .exchange import Exchange, RoundHistory, fitting
+from .exchange import Exchange, RoundHistory
 from .figures import Evaluation, Evaluations, possible_report, why_impossible
 from .hub_extension import HubExtension
 from .leases import Ladder, Leases, LoadBalancer
@@ -205,19 +205,15 @@ class Rounds:
             session.owes_since = None
             self._members.move(session, SessionEvent.ARRIVED)
             self._members.move(session, SessionEvent.CLOSED)
-        if why := self._why_no_evaluation(m, ev):
+        s = self.settings
+        terms = m.tokens if s.eval_terms is None else s.eval_terms(m.part, ev.parts)
+        if why := why_impossible((m.loss_sum, *m.figures), m.tokens, terms, s.bounds):
             self._out.warn(f"evaluates what cannot be: {why}", session.name)
             session.misjudged += 1
             self.evaluations.lost(session.id)
         else:
             ev.arrived(session.id, m, now)
             self._finish_evaluation()
-
-    def _why_no_evaluation(self, m: messages.Evaluated, ev: Evaluation) -> str:
-        """Say why these sums cannot be of their part; "": they can."""
-        s = self.settings
-        terms = m.tokens if s.eval_terms is None else s.eval_terms(m.part, ev.parts)
-        return why_impossible((m.loss_sum, *m.figures), m.tokens, terms, s.bounds)
 
     def _finish_evaluation(self) -> None:
         """End the evaluation under way if it is whole. If two disagree, another evaluation decides."""
@@ -271,8 +267,8 @@ class Rounds:
         loss = self.history.eval_loss if self.history.eval_loss is not None else self.history.loss
         return Evaluation(self.round, step, 0, final, began=now, reference=loss)
 
-    def session_ended(self, session: Session) -> int:
-        """Forget a session. Returns how many samples it gives back."""
+    def session_ended(self, session: Session) -> None:
+        """Forget a session; its undelivered samples are back in the pool."""
         self.evaluations.lost(session.id)
         self._finish_evaluation()
         self._deadline.forget(session.id)
@@ -280,7 +276,7 @@ class Rounds:
         self.disputes.gone(session.id)
         for one in self.extensions:
             one.session_ended(session)
-        return self.leases.revoke(session.id)
+        self.leases.revoke(session.id)
 
     def revoke_unheard(self, session: Session, holds: list[int]) -> None:
         """Return leases to the pool that a resumed peer never heard of, except that of the open round."""
@@ -459,7 +455,8 @@ class Rounds:
         that the run knows these are a few newcomers, in turn, and none that is to wait as it has delivered
         nothing."""
         new = [p for p in ready if not p.proven and p.waits_until <= self.round]
-        most = self._most_newcomers
+        # Each newcomer gets a sample, and costs what an update costs, whether it delivers or not.
+        most = max(1, self.settings.global_batch * self.ladder.steps // NEWCOMERS_PART)
         able, few = self._with(new, ready), most if any(p.proven for p in ready) else len(ready)
         holding = self._holding(able)
         for one in self.extensions if self.leases.free or holding else ():
@@ -478,12 +475,6 @@ class Rounds:
         able = [p for p in ready if p.proven or p.id in chosen]
         enough = len(able) + self._members.apart >= self.settings.min_peers
         return able if enough and any(p.proven for p in able) else ready
-
-    @property
-    def _most_newcomers(self) -> int:
-        """Return how many newcomers may be in a round with others: each gets a sample, and costs what an
-        update costs, whether it delivers or not."""
-        return max(1, self.settings.global_batch * self.ladder.steps // NEWCOMERS_PART)
 
     def _take_back_last(self, now: float) -> None:
         """End the sessions of those that do not deliver the last samples, so that others can: of newcomers
@@ -507,6 +498,8 @@ class Rounds:
         granted, spans = self._grant(ready)
         self.busy = any(p.proven for p in ready)
         here = [p for p in ready if p.id not in spans]  # members of the rounds after this one, too
+        # All but a quarter of them can fetch what fits: no single one of many decides.
+        sizes = sorted(p.fits for p in here if p.fits and (p.proven or not self.busy))
         ex = self.exchange = Exchange(
             round=self.round,
             step=step,
@@ -516,7 +509,7 @@ class Rounds:
             deadline=now + self._longest,
             keys={p.name: p.key for p in ready},
             spans=spans,
-            fits=fitting([p.fits for p in here if p.fits and (p.proven or not self.busy)]),
+            fits=sizes[len(sizes) // 4] if sizes else 0,
             rung=self.ladder.at,
             local_steps=self.ladder.steps,
         )
@@ -614,7 +607,10 @@ class Rounds:
         elif not ex.claims and self._others_would_deliver(missing):
             patience = self._deadline.patience(waited)
             ex.deadline = ex.opened + (self._longest if patience is None else patience)
-        lacks = not all(one.may_close(len(ex.claims), self._awaited(missing)) for one in self.extensions)
+        trusted = self._deadline.trusted
+        # Of missing members a quorum waits for those that are trusted, if there are any at all.
+        awaited = sum(p.id in trusted for p in missing) if trusted else len(missing)
+        lacks = not all(one.may_close(len(ex.claims), awaited) for one in self.extensions)
         if lacks:  # until they come, or are dropped
             ex.deadline = ex.opened + self._longest
         if ex.claims and not lacks and any(one.enough(ex) for one in self.extensions):
@@ -630,11 +626,6 @@ class Rounds:
         return not any(p.id in trusted for p in missing) and any(
             p.id in trusted for p in self._members.ready()
         )
-
-    def _awaited(self, missing: Sequence[Session]) -> int:
-        """Count the missing members that a quorum waits for: trusted ones, if there are any at all."""
-        trusted = self._deadline.trusted
-        return sum(p.id in trusted for p in missing) if trusted else len(missing)
 
     def _close(self, ex: Exchange, missing: list[str], now: float) -> None:
         self._enter(Phase.CLOSED)
@@ -675,11 +666,21 @@ class Rounds:
                 if self.disputes.known(round) is not None:
                     agreed[round] = said[here[0]]
         refused = {name: why for one in self.extensions for name, why in one.refusals(ex).items()}
-        action = ex.commit(self.leases, refused, agreed)
+        claims = ex.claimed(self.leases)
         if len(self.settings.rungs) > 1:
-            ex.noted = RungRow(ex.round, ex.rung, ex.need(action.claims), len(ex.members))
-            action = replace(action, rung=ex.noted)
-        self._out.add(replace(action, last_loss=self.history.loss))
+            ex.noted = RungRow(ex.round, ex.rung, ex.need(claims), len(ex.members))
+        self._out.add(
+            do.Commit(
+                round=ex.round,
+                step=ex.step,
+                members=ex.names,
+                claims=claims,
+                fingerprints=agreed,
+                last_loss=self.history.loss,
+                rung=ex.noted,
+                refused=refused,
+            )
+        )
 
     def _work(self, session: Session) -> int:
         """Count the updates of a session in the run; the host's own machine comes before all others."""
@@ -749,25 +750,44 @@ class Rounds:
         if ex.noted is not None:
             self.ladder = self.ladder.committed(ex.round, ex.noted.need, ex.noted.members)
             self.need = ex.noted.need or self.need
-        event = ex.event(accepted, done, self._members.tell_traffic(), now)
         for name, why in sorted(done.impossible.items()):
             self._out.warn(f"reports what cannot be: {why}", name)
-        steps, counted = self.settings.steps, self.leases.counted
+        reports = {ex.members[s]: ex.reports[s] for s in accepted}
+        norms = {name: r.grad_norm for name, r in reports.items() if r.grad_norm > 0}
+        moved, counted = self._members.tell_traffic(), self.leases.counted
         self._pace.append((now, counted, self.history.tokens))
-        told = replace(
-            event,
-            step=self.step,
-            steps=steps,
-            counted=counted,
-            rung=self.settings.rungs[ex.rung].words,
-            eta_s=self.eta_s(now),
-            loss=done.loss,
-            figures=done.figures,
-            fingerprint=self.disputes.known(ex.round) or 0,
-            norm=self.history.grad_norm if event.grad_norm else None,
-            extra={key: of for one in self.extensions for key, of in one.round_fields().items()},
+        self._out.tell(
+            events.RoundCommitted(
+                at=0.0,
+                round=ex.round,
+                step=self.step,
+                steps=self.settings.steps,
+                counted=counted,
+                loss=done.loss,
+                tokens=sum(done.tokens.values()),
+                members=ex.names,
+                accepted=tuple(reports),
+                fingerprint=self.disputes.known(ex.round) or 0,
+                size=done.size,
+                packets=done.packets,
+                tokens_by_peer=done.tokens,
+                compute_s={name: r.compute_s for name, r in reports.items()},
+                wait_s={name: r.wait_s for name, r in reports.items()},
+                seconds=now - ex.opened,
+                up={peer: m.up for peer, m in moved.items()},
+                down={peer: m.down for peer, m in moved.items()},
+                fetched={peer: m.fetched for peer, m in moved.items() if m.fetched},
+                grad_norm=norms,
+                norm=self.history.grad_norm if norms else None,
+                figures=done.figures,
+                eta_s=self.eta_s(now),
+                deadline=ex.deadline - ex.opened,
+                local_steps=ex.local_steps,
+                rung=self.settings.rungs[ex.rung].words,
+                need=ex.noted.need if ex.noted is not None else 0.0,
+                extra={key: of for one in self.extensions for key, of in one.round_fields().items()},
+            )
         )
-        self._out.tell(told)
         self._wait_again(now)
 
     def _credit(self, session: Session, ex: Exchange, done: do.CommitDone, now: float) -> None:

@@ -131,7 +131,10 @@ class CongestionWindow:
         took = max(1e-4, now - sent.at)
         explained = sent.size / self.rate + (self.rtt or 0.0) if self.rate else took
         slower = size >= min(self._least, self.fragment) and took > SLOWER * explained
-        self._note_rate(self._rate_of(sent, now), now, more or slower)
+        rate = self._newest = self._rate_of(sent, now)
+        if (more or slower) and now >= self._since + RATE_S:  # only what fills the line ends a period
+            self._best, self._best_before, self._since = rate, self._best, now
+        self._best = max(self._best, rate)
         alone = more and not self.under
         if sent.clean and (self._draining or alone or self.rtt is None):
             self.clean(took, now)
@@ -153,9 +156,3 @@ class CongestionWindow:
             marks.popleft()
         since, answered = min(marks[0], (sent.at - self._idle, sent.answered))
         return (self._answered - answered) / max(1e-4, busy - since)
-
-    def _note_rate(self, rate: float, now: float, filled: bool) -> None:
-        """Add a sample; only one from a line that was `filled` ends a period."""
-        if filled and now >= self._since + RATE_S:
-            self._best, self._best_before, self._since = rate, self._best, now
-        self._best, self._newest = max(self._best, rate), rate

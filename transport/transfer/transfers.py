@@ -272,8 +272,13 @@ class PeerTransfers:
         """Handle a message from any flow. Answers to transfers that were dropped are ignored."""
         if isinstance(message, messages.Data):
             asked = self._answered(FragmentKey(False, message.name, message.index), len(payload), now)
-            if asked and message.name in self.downloads:
-                self._data(self.downloads[message.name], message, payload)
+            download = self.downloads.get(message.name) if asked else None
+            if download is not None and not download.done:
+                try:
+                    download.add(message.index, payload, message.size, message.sha256)
+                except (TransportError, OSError) as error:
+                    download.error = error
+                    download.begun.clear()
         elif isinstance(message, messages.NoObject) and message.name in self.downloads:
             self.downloads[message.name].refused = message.reason
             self._drop_all(up=False, name=message.name)
@@ -294,15 +299,6 @@ class PeerTransfers:
                 for fragment in [p for p in self._under if p.up and p.name == message.name]:
                     self._answered(fragment, self._under[fragment].size, now)
             self._drop_all(up=True, name=message.name)
-
-    def _data(self, download: Download, message: messages.Data, payload: bytes) -> None:
-        if download.done:
-            return
-        try:
-            download.add(message.index, payload, message.size, message.sha256)
-        except (TransportError, OSError) as error:
-            download.error = error
-            download.begun.clear()
 
     def expected(self, name: str, index: int) -> int:
         """Return the payload bytes expected of a requested fragment; 0 if unknown or not requested."""

@@ -127,7 +127,7 @@ def test_the_narrator_remembers_what_the_end_needs() -> None:
         committed(tokens=10),
         committed(tokens=20),
         theirs.EvaluationDone(0.0, 4, 4, 2.5, 100, True),
-        theirs.PeerLeft(0.0, "a", "left", 0),
+        theirs.PeerLeft(0.0, "a", "left"),
     ):
         list(narrator.tell(event))
 

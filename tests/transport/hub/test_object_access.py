@@ -18,7 +18,7 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings
 from transport import PeerLink, ask_admin, parse_url
 from transport.hub import HubParts
 from transport.peer import BOUNDS, PeerIdentity
-from transport.peer.size_bounds import bound_of
+from transport.peer.connection_manager import bound_of
 from transport.protocol import CurveKeys, ObjectKind, RunKeys, decode_to_peer, encode, messages
 from transport.scheduling import HubExtension
 from transport.transfer import NO_ROW, object_store

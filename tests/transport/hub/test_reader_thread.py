@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from transport.hub.reader_thread import BESIDE_ROUNDS, BURST_S, LEAST, ROOM, ReaderThread, Reading
+from transport.hub.hub_threads import BESIDE_ROUNDS, BURST_S, LEAST, ROOM, ReaderThread, Reading
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from transport.ledger import (
     lock_exclusively,
 )
 from transport.ledger.book_tables import COLUMNS, Change, post
-from transport.ledger.books import new_tables, transaction
-from transport.ledger.journal import read_journal
+from transport.ledger.books import new_tables, read_journal, transaction
 from transport.protocol import LedgerDamaged, LedgerError, SampleRanges
 
 ROUNDS, SAMPLES = 9, 40

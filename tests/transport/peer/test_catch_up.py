@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.ledger import HEADER_SIZE
-from transport.peer import NEXT, CatchUp, CatchUpSource, CatchUpState, LocalCopy
+from transport.peer import NEXT, CatchUp, CatchUpSource, CatchUpState
 from transport.peer.catch_up import AHEAD, MOST, PLANS, RANGE, CatchUpEvent, Range, ways
 from transport.protocol import messages
 
@@ -25,15 +25,14 @@ def welcome(round: int, log: int, *snapshots: tuple[int, int, int]) -> messages.
         (400 * MB, None, 100 * MB, CatchUpSource.SNAPSHOT, 80),  # 500 of the base, 410 + 20
         (0, None, 100 * MB, CatchUpSource.BASE, 0),  # the base is on the disk: 100
         (0, None, 900 * MB, CatchUpSource.SNAPSHOT, 80),  # but not if the log is long
-        (0, LocalCopy(90), 100 * MB, CatchUpSource.OWN, 90),
-        (400 * MB, LocalCopy(1), 100 * MB, CatchUpSource.OWN, 1),
-        (0, LocalCopy(0), 100 * MB, CatchUpSource.OWN, 0),  # as many: no weights to read again
-        (0, LocalCopy(101), 100 * MB, CatchUpSource.BASE, 0),  # of another ledger, whose rounds are not ours
-        (0, LocalCopy(50, 99 * MB), 100 * MB, CatchUpSource.OWN, 50),
+        (0, 90, 100 * MB, CatchUpSource.OWN, 90),
+        (400 * MB, 1, 100 * MB, CatchUpSource.OWN, 1),
+        (0, 0, 100 * MB, CatchUpSource.OWN, 0),  # as many: no weights to read again
+        (0, 101, 100 * MB, CatchUpSource.BASE, 0),  # of another ledger, whose rounds are not ours
     ],
 )
 def test_the_way_of_fewest_bytes_is_gone(
-    base: int, own: LocalCopy | None, log: int, way: CatchUpSource, start: int
+    base: int, own: int | None, log: int, way: CatchUpSource, start: int
 ) -> None:
     plan = CatchUp(welcome(100, log, (80, 410 * MB, log * 8 // 10)), base, own).plan
 
@@ -45,10 +44,10 @@ def test_the_way_of_fewest_bytes_is_gone(
     st.integers(0, 10**9),
     st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 10**9), st.integers(0, 10**9)), max_size=2),
     st.integers(0, 10**9),
-    st.none() | st.builds(LocalCopy, st.integers(0, 1000)),
+    st.none() | st.integers(0, 1000),
 )
 def test_no_other_way_is_cheaper(
-    round: int, log: int, snapshots: list[tuple[int, int, int]], base: int, own: LocalCopy | None
+    round: int, log: int, snapshots: list[tuple[int, int, int]], base: int, own: int | None
 ) -> None:
     there = welcome(round, log, *snapshots)
 

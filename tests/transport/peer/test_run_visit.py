@@ -11,7 +11,7 @@ from waiting import until
 
 from transport import PeerLink, RunKeys, RunURL, ask_status
 from transport.peer import PeerIdentity, RunVisit
-from transport.peer.run_visit import preview_of
+from transport.peer.hub_questions import preview_of
 from transport.protocol import CurveKeys, ProtocolError, RefusedByHub, Unreachable
 
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from transport.peer.hub_status import status_of
+from transport.peer.hub_questions import status_of
 from transport.protocol import (
     ProtocolError,
-    RefusedByHub,
     decode_to_hub,
     decode_to_peer,
     messages,
@@ -127,8 +126,3 @@ def test_fields_of_a_later_version_and_people_without_figures_stay_as_they_are()
 def test_a_figure_of_another_type_is_a_protocol_error(fields: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="the hub's status cannot be read"):
         told(**fields)
-
-
-def test_a_refusal_in_place_of_a_status_is_a_refusal() -> None:
-    with pytest.raises(RefusedByHub, match="no"):
-        status_of(messages.Refused("token", "no"))

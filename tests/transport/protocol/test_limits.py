@@ -11,7 +11,7 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import actions as do
 from transport.hub import HubState
-from transport.hub.upload_policy import LONGEST
+from transport.hub.hub_state import LONGEST
 from transport.ledger import KnownPeer, OpenSession, Recovered
 from transport.membership.admission import HELLOS, HELLOS_S
 from transport.protocol import RunSettings, messages

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = """
 import resource
 from concurrent.futures import ThreadPoolExecutor
-from transport.hub.malloc_tuning import keep_freed_memory
+from cocktail_cli.machine import keep_freed_memory
 
 openers = ThreadPoolExecutor(2)
 

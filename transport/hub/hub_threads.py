@@ -1,22 +1,40 @@
-"""The hub's commit thread: slow work that must happen in order. Aggregate, make durable, tell."""
+"""The hub's threads for slow work.
+
+The commit thread does what must happen in order: aggregate, make durable, tell.
+
+The reader thread reads objects for peers, what a round waits for first. Everything else (files, and ranges of
+the log, for those who join) is read for one origin after the other, while rounds go on within a rate in all.
+What is sent to newcomers and has not arrived is known at each look at all connections; until the next one no
+more is read than there is room for. So whoever fetches much, or reads nothing of it, delays others who fetch
+much, and neither a round nor the hub's memory.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transport import actions as do
 from transport.actions import Abandoned, Shell
-from transport.ledger import Counted, Ledger
+from transport.ledger import Counted, Ledger, RoundRow
 from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, sample_ids
-from transport.scheduling import CommitSeconds, RoundFigures, Rounds, Sums, round_figures, row_of
+from transport.scheduling import CommitSeconds, Rounds, Sums, round_figures
 from transport.transfer import ChunkBuffer, ObjectStore
+from transport.wire import FairQueue, TokenBucket
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BESIDE_ROUNDS = 128 << 20  # bytes a second that are read for joiners, all together, while rounds go on
+BURST_S = 0.25  # seconds of that rate at once
+ROOM, LEAST = 32 << 20, 4 << 20  # bytes that are on their way to newcomers; that are read between two looks
+
+log = logging.getLogger(__name__)
+Job = Callable[[], object]
 
 
 class CommitThread:
@@ -38,35 +56,31 @@ class CommitThread:
         self._bounds = rounds.settings.bounds
         self.opened: dict[int, float] = {}  # round -> wall clock
         self._written = 0  # changes of the ledger that were told
-        self._jobs = deque[Callable[[], object]]()  # of rounds, in order
-        self._beside = deque[Callable[[], object]]()  # of single peers, in order
+        self._jobs = deque[Job]()  # of rounds, in order
+        self._beside = deque[Job]()  # of single peers, in order
         self._thread = ThreadPoolExecutor(1, "cocktail-commit")
 
     # ---- any thread ----------------------------------------------------------------------------------------
 
-    def later(self, job: Callable[[], object]) -> None:
+    def later(self, job: Job) -> None:
         """Run a job in the commit thread, after those it was given before."""
         self._jobs.append(job)
-        self._thread.submit(self._next)
+        self._thread.submit(self._run)
 
-    def beside(self, job: Callable[[], object]) -> None:
+    def beside(self, job: Job) -> None:
         """Run a job that concerns one peer: after those given before in this way, and behind all others."""
         self._beside.append(job)
-        self._thread.submit(self._next)
+        self._thread.submit(self._run)
 
     def shutdown(self) -> None:
         self._thread.shutdown()
 
     # ---- the commit thread ---------------------------------------------------------------------------------
 
-    def _next(self) -> None:
-        """Run the next job: there is one for each call."""
-        self._guarded((self._jobs or self._beside).popleft())
-
-    def _guarded(self, job: Callable[[], object]) -> None:
-        """Run a job; an error in it ends the run, with its reason."""
+    def _run(self) -> None:
+        """Run the next job: there is one for each call. An error in it ends the run, with its reason."""
         try:
-            job()
+            (self._jobs or self._beside).popleft()()
             self._tell_written()
         except Exception as error:
             reason, code = f"{type(error).__name__}: {error}", 1
@@ -93,14 +107,6 @@ class CommitThread:
             self._sums.inherit(action.peer, parts.data(), action.share)
         except UpdateRejected as error:
             self._shell.warn(error.peer, f"its handoff cannot be used: {error.reason}")
-
-    def _figures(
-        self, action: do.Commit, accepted: Sequence[do.Claim], terms: Mapping[str, float]
-    ) -> RoundFigures:
-        """Compute a round's figures from what its peers say. `terms`: of the loss, as the hub counts them."""
-        of = {c.peer: (c.loss_sum, c.tokens, c.figures) for c in accepted if c.tokens or c.leases}
-        counted = {peer: int(terms[peer]) for peer in of}
-        return round_figures(of, counted, self._bounds, action.last_loss)
 
     def _bodies(
         self, round: int, counted: Sequence[Counted], took: CommitSeconds
@@ -144,10 +150,20 @@ class CommitThread:
             self._shell.apply(lambda now: self._rounds.committed(done, now))
             return
         accepted = tuple(claims.values())
-        opened_at = self.opened.pop(action.round, time.time())
-        figures = self._figures(action, accepted, weights)
-        counted_tokens, times = sum(tokens[peer] for peer in claims), (opened_at, time.time())
-        row = row_of(action, accepted, figures.loss, counted_tokens, times)
+        said = {c.peer: (c.loss_sum, c.tokens, c.figures) for c in accepted if c.tokens or c.leases}
+        terms = {peer: int(weights[peer]) for peer in said}  # of the loss, as the hub counts them
+        figures = round_figures(said, terms, self._bounds, action.last_loss)
+        row = RoundRow(
+            round=action.round,
+            step=action.step,
+            opened=self.opened.pop(action.round, time.time()),
+            committed=time.time(),
+            fingerprint=action.fingerprints.get(action.round, 0),
+            members=action.members,
+            accepted=tuple(claims),
+            loss=figures.loss,
+            tokens=sum(tokens[peer] for peer in claims),
+        )
         counted = tuple(
             Counted(r, c.peer, c.session, ranges, c.key) for c in accepted for r, ranges in c.leases.items()
         )
@@ -172,3 +188,87 @@ class CommitThread:
         self._tell_written()
         self._shell.apply(lambda now: self._rounds.committed(durable, now))
         self._sums.committed(action.round, packet)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reading that is asked for."""
+
+    job: Job
+    size: int  # bytes
+    urgent: bool  # a round waits for it
+    origin: str
+    payer: str  # session
+
+
+class ReaderThread:
+    """One thread. `busy`: tells whether rounds go on."""
+
+    def __init__(self, busy: Callable[[], bool]) -> None:
+        self._busy = busy
+        self._urgent = deque[Job]()
+        self._others = FairQueue[Reading]()
+        self._bucket = TokenBucket(BESIDE_ROUNDS, BURST_S)
+        self._changed = threading.Condition()
+        self._room = ROOM  # bytes that are left until the next look
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="cocktail-reader", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Run a job of the hub's own, after those that are urgent already."""
+        with self._changed:
+            self._urgent.append(job)
+            self._changed.notify()
+
+    def read(self, reading: Reading) -> None:
+        with self._changed:
+            if reading.urgent:
+                self._urgent.append(reading.job)
+            else:
+                self._others.put(reading.origin, reading.payer, reading)
+            self._changed.notify()
+
+    def replenish(self, held: int) -> None:
+        """Make room for more, where so many bytes are on their way to newcomers."""
+        with self._changed:
+            self._room = max(LEAST, ROOM - held)
+            if len(self._others):
+                self._changed.notify()
+
+    def forget(self, origin: str, payer: str) -> None:
+        """Drop what a session that is over has asked for, but for what is urgent."""
+        with self._changed:
+            self._others.drop(origin, payer)
+
+    def shutdown(self) -> None:
+        """End the thread after the job under way; others are dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except Exception:  # a job answers its peer itself; this one's error concerns nobody else
+                log.debug("in the reader thread", exc_info=True)
+
+    def _next(self) -> Job | None:
+        """Wait for the next job; None: the thread is to end."""
+        with self._changed:
+            while not self._closing:
+                now = time.monotonic()
+                if self._urgent:
+                    return self._urgent.popleft()
+                wait: float | None = None
+                if len(self._others) and self._room > 0:
+                    wait = max(0.0, self._bucket.open_at(now) - now) if self._busy() else 0.0
+                    if not wait:
+                        reading = self._others.take()
+                        self._bucket.take(reading.size, now)
+                        self._room -= reading.size
+                        return reading.job
+                self._changed.wait(wait)
+            return None

@@ -11,15 +11,6 @@ from .base_weights import (
 )
 from .bootstrap import Bootstrap, Imports, micro_batch_of
 from .checkpoint_store import path_of
-from .join_prompt import (
-    CONNECT_TIMEOUT,
-    NOMINAL,
-    JoinQuestion,
-    Offer,
-    Resources,
-    VolunteerLimits,
-    lacking,
-    read_url,
-    requirements_column,
-)
+from .join_prompt import JoinQuestion, Offer, read_url
+from .limits import CONNECT_TIMEOUT, NOMINAL, Resources, VolunteerLimits, lacking, requirements_column
 from .session import VolunteerSession, take_turns

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transport.transfer import Download
 
     from .checkpoint_store import StoredCheckpoint
-    from .join_prompt import VolunteerLimits
+    from .limits import VolunteerLimits
     from .run_link import RunBounds
 
 LEAVE_WITHIN = 5.0  # seconds

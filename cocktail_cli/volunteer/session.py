@@ -30,7 +30,7 @@ from cocktail_cli.ui import Baseline, View, counted, events, megabytes, poll_sta
 from . import checkpoint_store
 from .base_weights import folder_bytes
 from .bootstrap import Bootstrap
-from .join_prompt import CONNECT_TIMEOUT, Resources, VolunteerLimits
+from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits
 
 if TYPE_CHECKING:
     from recipes.training import Link, Peer, StepDone

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
-from threading import Lock
+from threading import Event, Lock
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -25,15 +25,15 @@ from typing import (
     runtime_checkable,
 )
 
+from recipes.errors import Finding, ModelError
+
 if TYPE_CHECKING:
     from pathlib import Path
-    from threading import Event
 
     from msgspec import Struct
     from torch import nn
 
     from recipes.config import Recipe
-    from recipes.errors import Finding
     from recipes.planning import MemoryPlan
     from recipes.training import Delivery, ModelExtension, Peer
     from transport import Ledger, PeerLink, RunURL
@@ -899,8 +899,6 @@ def model_extensions(recipe: Recipe) -> list[ModelExtension]:
 
 def divided(recipe: Recipe, folder: Path, machines: int) -> DividedPeer:
     """Plan a peer that is so many machines, of the model in a folder. Raises ModelError."""
-    from recipes.errors import ModelError
-
     plans = (one.divided(recipe, folder, machines) for one in used(recipe))
     if (plan := next(filter(None, plans), None)) is None:
         raise ModelError("a peer of this recipe cannot be several machines", "stages={}")

@@ -13,9 +13,11 @@ import mmap
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from recipes.errors import Problem, RecipeError, problem_lines
 
 from .foreign_text import one_line, readable
 from .installation import command_to_add
@@ -35,21 +37,6 @@ STATUSES = {  # exit status -> codes
     143: ("terminated",),
 }
 EXIT = {code: status for status, codes in STATUSES.items() for code in codes}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One error at one place of a file."""
-
-    message: str
-    file: str = ""
-    line: int | None = None
-    key: str = ""
-    hint: str = ""
-
-    def place(self) -> str:
-        """Format the place: `my.yaml:11`, `my.yaml` or nothing."""
-        return f"{self.file}:{self.line}" if self.file and self.line else self.file
 
 
 # the key and token of a run URL, however the rest of it was typed
@@ -101,12 +88,7 @@ class Failure(Exception):
     def lines(self) -> Iterator[str]:
         """Yield the lines for people, on stderr."""
         yield f"error: {self.message}"
-        places = max((len(p.place()) for p in self.problems), default=0)
-        keys = max((len(p.key) for p in self.problems), default=0)
-        for p in self.problems:
-            said = f"{p.message} ({p.hint})" if p.hint else p.message
-            columns = [p.place().ljust(places), p.key.ljust(keys), said]
-            yield "  " + "  ".join(column for column in columns if column.strip())
+        yield from problem_lines(self.problems)
         for hint in self.hints:
             yield f"hint: {hint}"
 
@@ -242,7 +224,7 @@ def explain(error: BaseException, options: Collection[str] = ()) -> Failure:
         ways = "".join(f"{option} DIR, " for option in PLACES if option in options) + OWN_FILES
         hints = (PATH_HINTS[error.errno].replace(OTHER_PLACE, f"{OTHER_PLACE}: {ways}"),)
         return Failure("preflight", f"cannot use {error.filename}: {error.strerror}", hints=hints)
-    problems = tuple(map(problem_of, getattr(error, "problems", ())))
+    problems = tuple(error.problems) if isinstance(error, RecipeError) else ()
     # Where a room lists problems, its text repeats them below its first line.
     said = str(error).split("\n")[0] if problems else " ".join(str(error).split())
     if code == "unexpected":
@@ -337,20 +319,6 @@ def is_fault(error: BaseException) -> bool:
 def families(error: BaseException) -> list[str]:
     """List the classes of an exception by room and name, from its own on."""
     return [f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]
-
-
-def problem_of(problem: Any) -> Problem:
-    """Convert a room's problem: any object with some of the fields of Problem."""
-    if isinstance(problem, str):
-        return Problem(problem)
-    fields = {name: getattr(problem, name, None) for name in ("message", "file", "line", "key", "hint")}
-    return Problem(
-        message=str(fields["message"] or problem),
-        file=str(fields["file"] or ""),
-        line=fields["line"],
-        key=str(fields["key"] or ""),
-        hint=str(fields["hint"] or ""),
-    )
 
 
 def hints_of(error: BaseException) -> tuple[str, ...]:

@@ -27,16 +27,6 @@ class CommandTable(typer.Typer):
         return super().command(name, cls=Command, **more)
 
 
-class Command(TyperCommand):
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        write_page(self, ctx, formatter)
-
-
-class Group(TyperGroup):
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        write_page(self, ctx, formatter)
-
-
 def write_page(command: Any, ctx: Any, formatter: Any) -> None:
     """Write usage, meaning, arguments, and options or commands by group."""
     params = [param for param in command.get_params(ctx) if not param.hidden]
@@ -56,6 +46,14 @@ def write_page(command: Any, ctx: Any, formatter: Any) -> None:
     if command.epilog:
         formatter.write_paragraph()
         formatter.write(command.epilog + "\n")
+
+
+class Command(TyperCommand):
+    format_help = write_page
+
+
+class Group(TyperGroup):
+    format_help = write_page
 
 
 def write_meaning(text: str, formatter: Any) -> None:

@@ -16,7 +16,6 @@ then the default. Settings that a run must share are in its recipe, never in a f
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +131,7 @@ class KeyOptions:
             )
         known = [option for option in self.own if option.startswith("--")]
         known += [f"--{each.replace('_', '-')}" for each in key_names(recipe_type())]
-        near = difflib.get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.6)
+        near = get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "the keys of a recipe: cocktail recipes schema"
         return Failure("usage", f"no such option: {name}", hints=(hint,))
 

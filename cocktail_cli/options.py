@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from cocktail_cli.assembly import MACHINE, NETWORK, OUTPUT, Option, options_of
+from cocktail_cli.assembly import MACHINE, NETWORK, OUTPUT, Option, options_of, recipe_type
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import PORT
+from cocktail_cli.machine import PORT, known_runs, load_run
 from cocktail_cli.ui import Progress
 
 Offers = list[tuple[str, str]]  # (word, description)
@@ -43,8 +43,6 @@ def recipe_names(incomplete: str) -> Offers:
 
 def run_names(incomplete: str) -> Offers:
     """Offer the runs that this machine knows."""
-    from cocktail_cli.machine import known_runs
-
     with suppress(OSError):
         return beginning(incomplete, [(run.run, f"{run.state}, {run.recipe}") for run in known_runs()])
     return []
@@ -57,9 +55,6 @@ def unfinished_runs(incomplete: str) -> Offers:
 
 def local_peers(ctx: typer.Context, incomplete: str) -> Offers:
     """Offer the local peers of the run that is named before."""
-    from cocktail_cli.errors import Failure
-    from cocktail_cli.machine import load_run
-
     with suppress(OSError, Failure):
         folder = Path(load_run(str(ctx.params.get("run"))).output_dir) / "peers"
         return beginning(incomplete, [(path.stem, "local peer") for path in folder.glob("*.jsonl")])
@@ -68,8 +63,6 @@ def local_peers(ctx: typer.Context, incomplete: str) -> Offers:
 
 def overrides(incomplete: str) -> Offers:
     """Offer `training.learning_rate=` and `learning_rate=`; after the = the choices, if there are any."""
-    from cocktail_cli.assembly import recipe_type
-
     found: Offers = []
     for key, annotation in leaves(recipe_type()):
         for name in {key, key.rpartition(".")[2]}:

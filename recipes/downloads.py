@@ -20,6 +20,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub as hf  # its parts load at first use: some take as long as a page of help
 from yaml import YAMLError
 
 from recipes.errors import DataError, HubUnreachable, ModelError
@@ -146,16 +147,14 @@ class Licence:
 
 def licence_of(model: str, revision: str | None) -> Licence:
     """Look up the licence of a model: on the hub by its id, or in the card of a local folder."""
-    from huggingface_hub import HfApi, metadata_load
-
     if (folder := Path(model).expanduser()).is_dir():
         card = folder / "README.md"
         try:
-            return _stated(metadata_load(card) or {}) if card.is_file() else Licence()
+            return _stated(hf.metadata_load(card) or {}) if card.is_file() else Licence()
         except (OSError, ValueError, YAMLError):  # a card that is no card
             return Licence()
     try:
-        info = HfApi().model_info(model, revision=revision)
+        info = hf.HfApi().model_info(model, revision=revision)
     except Exception:  # any of the hub's errors: a fetch tells it, or the cache has the model
         return Licence(gated=None)
     stated: dict[str, Any] = vars(info.card_data) if info.card_data else {}
@@ -218,24 +217,24 @@ def fetch_model_files(
 
     Errors: ModelError where there is no such model or it may not be read, HubUnreachable.
     """
-    from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub import errors
 
     try:
         with _refusals(name, revision):
-            found = HfApi().model_info(name, revision=revision, files_metadata=True)
+            found = hf.HfApi().model_info(name, revision=revision, files_metadata=True)
             listed = found.siblings or []
             safe = any(file.rfilename.endswith(".safetensors") for file in listed)
             wanted = [*files, *([] if safe else otherwise)]
             sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
             bars = progress_bars(check_cache_space(name, str(found.sha), sizes), progress)
-            return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
+            return Path(hf.snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
     except errors.HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
     except Exception as error:
         if not is_hub_outage(error):
             raise
         try:
-            return Path(snapshot_download(name, revision=revision, local_files_only=True))
+            return Path(hf.snapshot_download(name, revision=revision, local_files_only=True))
         except errors.LocalEntryNotFoundError:
             message = f"no folder {name} here, none in the cache, and the hub did not answer: {error}"
             raise HubUnreachable(message) from error
@@ -247,11 +246,9 @@ def dataset_commit(name: str, revision: str | None) -> str | None:
 
     Errors: DataError where there is no such data set, or no such revision of it, or it may not be read.
     """
-    from huggingface_hub import HfApi
-
     try:
         with _refusals(name, revision, data_set=True):
-            return HfApi().dataset_info(name, revision=revision).sha
+            return hf.HfApi().dataset_info(name, revision=revision).sha
     except Exception as error:
         if is_hub_outage(error):
             return None
@@ -263,14 +260,12 @@ def fetch_dataset_files(name: str, commit: str, files: Sequence[str], progress: 
 
     Errors: DataError, HubUnreachable, OSError where there is no room for them.
     """
-    from huggingface_hub import HfApi, snapshot_download
-
     try:
         with _refusals(name, commit, data_set=True):
-            found = HfApi().dataset_info(name, revision=commit, files_metadata=True)
+            found = hf.HfApi().dataset_info(name, revision=commit, files_metadata=True)
             sizes = {f.rfilename: f.size or 0 for f in found.siblings or [] if f.rfilename in files}
             bars = progress_bars(check_cache_space(name, commit, sizes, "dataset"), progress)
-            snapshot_download(
+            hf.snapshot_download(
                 name, repo_type="dataset", revision=commit, allow_patterns=list(sizes), tqdm_class=bars
             )
     except Exception as error:
@@ -337,9 +332,9 @@ def progress_bars(total: int, progress: Progress) -> type[Any]:
 
 def check_cache_space(name: str, commit: str, sizes: Mapping[str, int], kind: str = "model") -> int:
     """Check that the files which the cache lacks fit on the disk; returns their bytes. Errors: OSError."""
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import constants
 
-    found = {file: try_to_load_from_cache(name, file, revision=commit, repo_type=kind) for file in sizes}
+    found = {file: hf.try_to_load_from_cache(name, file, revision=commit, repo_type=kind) for file in sizes}
     cached = {file for file, path in found.items() if isinstance(path, str)}
     needed = sum(size for file, size in sizes.items() if file not in cached)
     place = Path(constants.HF_HUB_CACHE)
@@ -374,18 +369,14 @@ class Repository:
 
         Errors: ModelError where the token may not, HubUnreachable.
         """
-        from huggingface_hub import HfApi
-
         with _pushing(self.name):
-            made = HfApi().create_repo(self.name, private=self.private, exist_ok=True)
+            made = hf.HfApi().create_repo(self.name, private=self.private, exist_ok=True)
             return str(made.repo_id)
 
     def push(self, folder: Path, message: str, more: Sequence[str] = ()) -> str:
         """Push the model files of `folder`, and `more` of these names; returns the commit's address."""
-        from huggingface_hub import HfApi
-
         with _pushing(self.name):
-            done = HfApi().upload_folder(
+            done = hf.HfApi().upload_folder(
                 repo_id=self.name,
                 folder_path=folder,
                 commit_message=message,

@@ -6,7 +6,7 @@ errors needs only that name and `HubUnreachable`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +84,16 @@ class Problem:
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
+def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
+    """Format problems as lines, in columns: place, key, and the message with its hint."""
+    places = max((len(p.place) for p in problems), default=0)
+    keys = max((len(p.key) for p in problems), default=0)
+    for p in problems:
+        said = f"{p.message} ({p.hint})" if p.hint else p.message
+        columns = [p.place.ljust(places), p.key.ljust(keys), said]
+        yield "  " + "  ".join(column for column in columns if column.strip())
+
+
 class RecipeError(InputError):
     """The recipe is not valid. `problems` has all faults, by line; `source`: whose they are."""
 
@@ -96,13 +106,8 @@ class RecipeError(InputError):
 
     def __str__(self) -> str:
         count = len(self.problems)
-        lines = [f"{self.source} has {count} problem{'s' if count != 1 else ''}"]
-        places = max((len(p.place) for p in self.problems), default=0)
-        keys = max((len(p.key) for p in self.problems), default=0)
-        for p in self.problems:
-            hint = f"  ({p.hint})" if p.hint else ""
-            lines.append(f"  {p.place:<{places}}  {p.key:<{keys}}  {p.message}{hint}")
-        return "\n".join(lines)
+        first = f"{self.source} has {count} problem{'s' if count != 1 else ''}"
+        return "\n".join([first, *problem_lines(self.problems)])
 
 
 @dataclass(frozen=True)

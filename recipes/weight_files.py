@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 
 from compress import brought, fingerprint
 from compress.coding import Bytes, FileSlice
-from recipes.downloads import CODE_FILES, from_pretrained_options
+from recipes.downloads import CODE_FILES, DISK_RESERVE, from_pretrained_options
 from recipes.errors import ModelError
 from recipes.foreign_json import LFS_POINTER, parse_json, read_object
 
@@ -259,7 +259,6 @@ SUMS = "sums"  # the word of a header with the fingerprint of each tensor
 # A reader holds a header as objects, which take many times its bytes. The longest in use are of models with
 # many small experts: 3 MB in 60 GB.
 MAX_HEADER, HEADER_SHARE = 2 << 20, 1 << 14  # bytes, and bytes of the file for a further one
-DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 COPIED_AT_ONCE = 1 << 24  # elements brought to the host at a time: 64 MiB
 COPY_AGAIN = "(hint: download or copy it again)"
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, RecursionError)
@@ -774,15 +773,19 @@ def meta_model(folder: Path, dtype: torch.dtype | None = None, code: bool = Fals
 
     `dtype`: of its parameters; None: the config's. Errors: ModelError.
     """
+    with quiet_transformers(), torch.device("meta"):
+        return model_of_config(folder, code, **({} if dtype is None else {"dtype": dtype}))
+
+
+def model_of_config(folder: Path, code: bool = False, **chosen: Any) -> PreTrainedModel:
+    """Build the model of the config in `folder`, with new weights. Errors: ModelError."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options = from_pretrained_options(folder, code)
     try:
-        with quiet_transformers(), torch.device("meta"):
-            config = AutoConfig.from_pretrained(folder, **options)
-            chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-            untyped: Any = AutoModelForCausalLM
-            model: PreTrainedModel = untyped.from_config(config, trust_remote_code=code, **chosen)
+        config = AutoConfig.from_pretrained(folder, **options)
+        untyped: Any = AutoModelForCausalLM
+        model: PreTrainedModel = untyped.from_config(config, trust_remote_code=code, **chosen)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         if "Unrecognized configuration class" in str(error):
             if {"vision_config", "audio_config"} & config.to_dict().keys():

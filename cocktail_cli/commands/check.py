@@ -17,13 +17,13 @@ from cocktail_cli import options
 from cocktail_cli.machine import check_trust
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.ui import Style, print_findings, say, say_json, say_styled, say_text
+from recipes.errors import Finding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from recipes.config import Resolved
     from recipes.data import Preview, Sample
-    from recipes.errors import Finding
 
 BINS = 8  # bins of the histogram
 BAR = 40  # columns of the longest bar
@@ -217,8 +217,6 @@ def validate(
 
 def findings(resolved: Resolved, notes: Sequence[str], offline: bool = False) -> Iterator[Finding]:
     """Check the recipe itself first, as that needs no torch, then its model and data."""
-    from recipes.errors import Finding
-
     said = sum(origin is not None for _, _, origin in values(resolved))
     digest = resolved.recipe.recipe_hash[:8]
     yield Finding("ok", "recipe", f"schema {resolved.recipe.version}, {said} keys set, sha256 {digest}")

@@ -59,8 +59,7 @@ def list_(
         say_json({"recipes": rows})
         return
     if quiet:
-        for row in rows:
-            say(row["name"])
+        say(*(row["name"] for row in rows))
         return
     say(*laid_out(rows, width_of_output()))
     say("Next: to try it cocktail launch smoke · cocktail plan NAME · cocktail launch NAME", err=True)

@@ -53,6 +53,7 @@ from cocktail_cli.ui import (
     table,
     timestamp,
 )
+from recipes.foreign_json import parse_json
 
 if TYPE_CHECKING:
     from transport import RunURL
@@ -108,8 +109,7 @@ def status(
         say(in_short(found, as_json))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in screen(found, peers, width):
-        say(line)
+    say(*screen(found, peers, width))
     if next_step := after(found):
         say(f"Next: {next_step}", err=True)
 
@@ -303,11 +303,9 @@ def runs(as_json: Json = False, quiet: Quiet = False) -> None:
     if as_json:
         say_json({"runs": found})
     elif quiet:
-        for run in found:
-            say(run["run"])
+        say(*(run["run"] for run in found))
     else:
-        for line in table(COLUMNS, map(cells, found)):
-            say(line)
+        say(*table(COLUMNS, map(cells, found)))
         if not found:
             say("No runs were launched on this machine yet. Next: cocktail launch smoke", err=True)
 
@@ -318,11 +316,10 @@ def described(record: RunRecord) -> dict[str, Any]:
     folder = Path(record.output_dir)
     began = datetime.fromisoformat(record.started)
     age = (datetime.now(UTC) - began.replace(tzinfo=began.tzinfo or UTC)).total_seconds()
+    step = told_last(folder / in_folder.METRICS, "step") or 0  # run.json is written at the end
     now = {
         "state": record.state_now(),
-        "step": max(
-            record.steps, told_last(folder / in_folder.METRICS, "step") or 0
-        ),  # run.json is written at the end
+        "step": max(record.steps, step),
         "model": model_of(folder / in_folder.RESOLVED),
         "age_s": round(max(0.0, age)),
     }
@@ -353,8 +350,6 @@ def told_last(metrics: Path, key: str) -> Any:
 
 def model_of(recipe: Path) -> str:
     """Return the model's name in a run's resolved recipe."""
-    from recipes.foreign_json import parse_json
-
     try:
         return str(parse_json(recipe.read_bytes())["model"]["model_name_or_path"])
     except (OSError, ValueError, KeyError, TypeError):  # the folder is being removed, or was edited
@@ -429,13 +424,11 @@ def logs(
     record = load_run(run)
     logs_of = sources(record, peer, as_json)
     shown = [*new_lines(logs_of)]
-    for line in shown[max(0, len(shown) - count) :]:
-        say(line)
+    say(*shown[max(0, len(shown) - count) :])
     with suppress(KeyboardInterrupt):
         while follow:
             over = reread_run(record).state_now() != "running"
-            for line in new_lines(logs_of):
-                say(line)
+            say(*new_lines(logs_of))
             if over:  # asked before the files were read, so nothing is missed
                 return
             time.sleep(LOOK_EVERY)
@@ -468,8 +461,6 @@ def log_words(line: str) -> str:
 
 def event_words(line: str) -> str | None:
     """Format a line of NDJSON as launch prints it: time and sentence. None for events without words."""
-    from recipes.foreign_json import parse_json
-
     try:
         told: Any = parse_json(line)
         if "error" in told:

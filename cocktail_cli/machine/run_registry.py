@@ -26,6 +26,7 @@ import platformdirs
 
 from cocktail_cli import __version__
 from cocktail_cli.errors import Failure, damaged
+from recipes.foreign_json import parse_json
 
 from .network_address import joined, local_host
 
@@ -230,8 +231,6 @@ def read_run(folder: Path) -> RunRecord | None:
 
 def parse_record(text: str) -> RunRecord:
     """Parse a record. Raises ValueError, TypeError or AttributeError where it is none, or is damaged."""
-    from recipes.foreign_json import parse_json
-
     found = parse_json(text)
     wanted = {one.name for one in fields(RunRecord)}
     values = {key: value for key, value in found.items() if key != CHECK}

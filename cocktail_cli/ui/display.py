@@ -78,7 +78,16 @@ class Display:
 @contextmanager
 def open_view(display: Display) -> Iterator[View]:
     """Open the view that `display` selects, and close it however the block ends."""
-    view = TolerantView(choose_view(display), display.life_line)
+    inner: View
+    if display.json:
+        inner = JsonView(sys.stdout)
+    elif display.quiet:
+        inner = QuietView(sys.stdout, sys.stderr)
+    else:
+        screen = open_screen(sys.stdout, sys.stderr, display.color) if display.live(sys.stderr) else None
+        steps = display.progress != "none"
+        inner = screen or PlainView(sys.stdout, sys.stderr, steps, display.verbose)
+    view = TolerantView(inner, display.life_line)
     try:
         yield view
     finally:
@@ -117,16 +126,6 @@ def poll_status(view: View, ask: Callable[[], dict[str, Any]]) -> None:
     inner = view.view if isinstance(view, TolerantView) else view
     if isinstance(inner, Screen):
         inner.look_on(ask)
-
-
-def choose_view(display: Display) -> View:
-    if display.json:
-        return JsonView(sys.stdout)
-    if display.quiet:
-        return QuietView(sys.stdout, sys.stderr)
-    screen = open_screen(sys.stdout, sys.stderr, display.color) if display.live(sys.stderr) else None
-    plain = PlainView(sys.stdout, sys.stderr, steps=display.progress != "none", verbose=display.verbose)
-    return screen or plain
 
 
 # ---- for programs ------------------------------------------------------------------------------------------

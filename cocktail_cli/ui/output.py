@@ -12,16 +12,14 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 import typer
 
 from cocktail_cli.assembly import reader_of
 from cocktail_cli.errors import EXIT, explain
 from cocktail_cli.foreign_text import one_line, paragraphs
-
-if TYPE_CHECKING:
-    from recipes.errors import Finding
+from recipes.errors import Finding
 
 Style = dict[str, Any]  # arguments of typer.style
 
@@ -162,6 +160,4 @@ def print_findings(
 
 def found(level: Literal["ok", "warn", "fail"], about: str, text: str, hint: str = "") -> Finding:
     """Create a finding of a check."""
-    from recipes.errors import Finding
-
     return Finding(level, about, text, hint)

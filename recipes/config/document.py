@@ -74,14 +74,12 @@ class Document:
         name = ".".join(str(part) for part in key)
         if (origin := self.origin(key) or "").startswith("preset "):
             key, message = ("compression", "preset"), f"by {origin}, {message}"
-        if any(given[: len(key)] == key for given in self.overridden):  # `lora` exists because of lora_r=8
+        above = (key[:depth] for depth in range(len(key), 0, -1))
+        nearest = next((one for one in above if one in self.overridden or one in self.lines), key)
+        below = any(given[: len(key)] == key for given in self.overridden)  # `lora`, because of lora_r=8
+        if below or nearest in self.overridden:
             return Problem("override", None, name, message, hint)
-        for depth in range(len(key), 0, -1):
-            if key[:depth] in self.overridden:
-                return Problem("override", None, name, message, hint)
-            if key[:depth] in self.lines:
-                return Problem(self.file, self.lines[key[:depth]], name, message, hint)
-        return Problem(self.file, None, name, message, hint)
+        return Problem(self.file, self.lines.get(nearest), name, message, hint)
 
 
 def read(path: Path) -> str:

@@ -602,19 +602,12 @@ def method_of(recipe: Recipe) -> str:
 
 def published_recipe(recipe: Recipe) -> dict[str, object]:
     """Dump the keys that the recipe sets, local files by their names alone."""
-    values: dict[str, object] = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"checkpoint"})
-    values["version"] = recipe.version
-    model = recipe.model.model_dump(mode="json", exclude_defaults=True)
+    values: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"checkpoint"})
     for key in ("model_name_or_path", "tokenizer_name_or_path"):
-        if model.get(key):
-            model[key] = public_name(model[key])
-    values["model"] = model
-    for key, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets)):
-        kept = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in datasets]
-        if kept:
-            values[key] = [
-                one | {"path": public_name(dataset.path)} for one, dataset in zip(kept, datasets, strict=True)
-            ]
+        if values["model"].get(key):
+            values["model"][key] = public_name(values["model"][key])
+    for dataset in (*values.get("datasets", ()), *values.get("eval_datasets", ())):
+        dataset["path"] = public_name(dataset["path"])
     return values
 
 

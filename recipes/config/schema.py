@@ -2,7 +2,7 @@
 
 A recipe holds what all peers must share (the science). What one machine may choose (device, micro-batch,
 bandwidth) is a flag of the command, never a key. Names follow transformers 5 and TRL where they have one.
-Defaults are written here and nowhere else; `checks.py` has the names that other tools use.
+Defaults are written here and nowhere else; `loader.py` has the names that other tools use.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class ExtensionSection(Section):
     """The section of an extension: a run that has it uses the extension."""
 
     one_machine: ClassVar[bool] = False  # a sample's passes through the model must be on one machine
-    gone_keys: ClassVar[Mapping[str, str]] = {}  # as `checks.GONE_KEYS`
-    value_hints: ClassVar[Mapping[tuple[str, str], str]] = {}  # as `checks.VALUE_HINTS`
+    gone_keys: ClassVar[Mapping[str, str]] = {}  # as `loader.GONE_KEYS`
+    value_hints: ClassVar[Mapping[tuple[str, str], str]] = {}  # as `loader.VALUE_HINTS`
     foreign_names: ClassVar[Mapping[str, str]] = {}  # our key -> names of it elsewhere
     row_type: ClassVar[str] = ""  # of data sets, beside ROW_TYPES; empty: it reads no other rows
     row_columns: ClassVar[Set[str]] = frozenset()  # without which there are no such rows

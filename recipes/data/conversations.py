@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
 from recipes.config import Dataset
 from recipes.errors import DataError
 from recipes.foreign_json import parse_json, unique_keys
 
 from .sources import Row
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 # ---- rows --------------------------------------------------------------------------------------------------
 
@@ -270,8 +270,6 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, marked: bool) -> None:
-        from jinja2 import nodes
-
         self.tokenizer = tokenizer
         own = tokenizer.chat_template
         self.source: dict[str, str] = own if isinstance(own, dict) else {"default": str(own)}
@@ -424,8 +422,6 @@ class ChatTemplate:
         marks: bool = False,
     ) -> tuple[str, list[Span]]:
         """Render some messages of a conversation. Errors: DataError for whatever the template raises."""
-        from transformers.utils import chat_template_utils
-
         untyped: Any = chat_template_utils.render_jinja_template
         try:
             texts, spans = untyped(
@@ -580,8 +576,6 @@ def lost(key: str) -> str:
 def dated(source: str, day: date) -> str:
     """Have a template write `day` where it asks for the date: a run that is resumed later must find the same
     data. `strftime_now` is a function of the renderer; a macro of that name comes before it."""
-    from jinja2 import nodes
-
     calls = [call for call in parsed(source).find_all(nodes.Call) if isinstance(call.node, nodes.Name)]
     asked = [call.args[0] for call in calls if call.node.name == "strftime_now" and call.args]
     formats = {node.value: day.strftime(node.value) for node in asked if isinstance(node, nodes.Const)}
@@ -592,9 +586,6 @@ def dated(source: str, day: date) -> str:
 
 def parsed(source: str) -> Any:
     """Parse a template. Errors: DataError where it is not valid Jinja."""
-    from jinja2 import TemplateError
-    from transformers.utils import chat_template_utils
-
     untyped: Any = chat_template_utils
     try:
         return untyped._compile_jinja_template(source).environment.parse(source)

@@ -28,9 +28,9 @@ from functools import lru_cache
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from recipes.config import Dataset, Recipe
 from recipes.errors import DataError
@@ -47,10 +47,6 @@ from .tokenization import (
     make_samples,
     tokenize_batches,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 # ---- the order ---------------------------------------------------------------------------------------------
 

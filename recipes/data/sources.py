@@ -414,11 +414,8 @@ def _json(path: Path, called: str) -> Iterator[Row]:
             at = _skip(text, at + len(separator))
             end = parse(text, at)[1]
         except json.JSONDecodeError as error:
-            place, said = (
-                f"{called}:{error.lineno}",
-                f"{error.msg.removesuffix(' at')} at column {error.colno}",
-            )
-            raise DataError(f"{place}: not valid JSON: {said}", JSON_PLACE) from None
+            said = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+            raise DataError(f"{called}:{error.lineno}: not valid JSON: {said}", JSON_PLACE) from None
         except (ValueError, RecursionError):  # too long a number, too deep: below it is measured and said
             end = len(text)
         number, counted = number + text.count("\n", counted, at), at

@@ -17,9 +17,10 @@ from dataclasses import astuple, dataclass, field, replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from recipes.config import Data, Dataset, ObjectiveSection
 from recipes.errors import DataError
@@ -27,9 +28,6 @@ from recipes.errors import DataError
 from .conversations import END_OF_TURN, ChatTemplate, ConversationReader, Span, common_length, messages_column
 from .samples import Sample
 from .sources import Row, decoded, separator_hint, unread_files
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TYPED = "in a message's text is read as the token of that name, which may end a turn"
 TWICE = "comes twice in a row: leave out of the data what tokenizer or template add, and mask what is padding"

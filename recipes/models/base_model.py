@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from recipes.config import Dataset, Model, Recipe, is_hub_id, looks_like_path
 from recipes.data import END_OF_TURN, decoded
@@ -55,6 +56,7 @@ from recipes.weight_files import (
     check_model_folder,
     check_no_pointers,
     meta_model,
+    model_of_config,
     not_loadable,
     quiet_transformers,
     safetensors_writer,
@@ -62,12 +64,8 @@ from recipes.weight_files import (
     tied_names,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")  # converted to safetensors
-AS_SAFETENSORS = "the same model as safetensors, from somebody you trust"
 FILES_AT_ONCE = 4  # that are hashed: a whole file takes one thread
 
 
@@ -179,9 +177,7 @@ def _tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
         try:
             loaded = load_bin(folder / name)
         except Exception as error:  # any kind: a pickle holds whatever its author put there
-            if "weights_only" in str(error):  # torch's own text goes on to say how to run it all the same
-                said = f"{folder}: a .bin file with more than tensors in it, which could be code"
-                raise ModelError(said, AS_SAFETENSORS) from error
+            check_only_tensors(folder, error)
             raise ModelError(
                 f"{folder / name} cannot be read: {error}", "download or save it again"
             ) from error
@@ -192,6 +188,13 @@ def _tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
             if not isinstance(key, str) or dtype not in TENSOR_DTYPES:
                 raise ModelError(f"{folder / name}: {key} is stored as {dtype}, expected {FLOATS}")
             yield key, tensor
+
+
+def check_only_tensors(folder: Path, error: Exception) -> None:
+    """Raise ModelError where torch has refused a `.bin` file in a folder for what is in it."""
+    if "weights_only" in str(error):  # torch's own text goes on to say how to run it all the same
+        said = f"{folder}: a .bin file with more than tensors in it, which could be code"
+        raise ModelError(said, "the same model as safetensors, from somebody you trust") from error
 
 
 def _bin_files(folder: Path) -> list[str]:
@@ -321,8 +324,6 @@ def open_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer in `folder`. Its pad token is `pad_token`, its own, or else its eos token (the
     labels of padding are masked, so no token is lost by that). Errors: ModelError."""
-    from transformers import AutoTokenizer
-
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         hint = "(hint: model.tokenizer_name_or_path=FOLDER or hub id)"
         raise ModelError(f"{folder}: no tokenizer in this folder {hint}")
@@ -423,12 +424,9 @@ def _make_builtin(name: str, seed: int, folder: Path) -> Path:
     source = _builtin(name)
     if (folder / "model.safetensors").exists():
         return folder
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        untyped: Any = AutoModelForCausalLM
-        model = untyped.from_config(AutoConfig.from_pretrained(source))
+        model = model_of_config(source)
     with atomic_folder(folder) as part, quiet_transformers():
         for file in source.glob("tokenizer*.json"):
             shutil.copyfile(file, part / file.name)

@@ -24,11 +24,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from recipes.config import Model
 from recipes.downloads import from_pretrained_options
@@ -45,10 +46,7 @@ from recipes.weight_files import (
     vector_of_model,
 )
 
-from .base_model import AS_SAFETENSORS, WEIGHTS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from .base_model import WEIGHTS, check_only_tensors
 
 
 def quantization(model: Model, compute_dtype: torch.dtype) -> Any:
@@ -57,8 +55,6 @@ def quantization(model: Model, compute_dtype: torch.dtype) -> Any:
         raise MissingPackage(
             "a base in 8 or 4 bits needs bitsandbytes, which is not installed", "bitsandbytes"
         )
-    from transformers import BitsAndBytesConfig
-
     untyped: Any = BitsAndBytesConfig
     return untyped(
         load_in_4bit=model.load_in_4bit,
@@ -78,8 +74,6 @@ def load_model(
     code: bool = False,  # run the folder's own code
 ) -> PreTrainedModel:
     """Load the causal LM in `folder`, in evaluation mode. Errors: ModelError."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     check_model_folder(Path(folder))
     with ExitStack() as files:
         open_tensors(Path(folder), files)  # refuses codes of quantized weights, which would pass for numbers
@@ -100,9 +94,7 @@ def load_model(
                 folder, dtype=dtype, output_loading_info=True, **chosen
             )
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
-        if "weights_only" in str(error):  # torch's own text goes on to say how to run it all the same
-            said = f"{folder}: a .bin file with more than tensors in it, which could be code"
-            raise ModelError(said, AS_SAFETENSORS) from error
+        check_only_tensors(folder, error)
         raise not_loadable(folder, "causal language model", error) from error
     model, info = loaded
     if info["missing_keys"] or info["mismatched_keys"]:

@@ -14,13 +14,14 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import huggingface_hub
 import torch
 import yaml
 from torch import Tensor, nn
@@ -51,10 +52,6 @@ from .trainable import (
     meta_trained_model,
     split_adapters,
 )
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
 
 # ---- weights -----------------------------------------------------------------------------------------------
 
@@ -222,7 +219,6 @@ class TextGenerator:
         """True where the tokenizer has a chat template."""
         return self.tokenizer.chat_template is not None
 
-    @torch.no_grad()
     def generate(
         self,
         prompt: str,
@@ -242,25 +238,22 @@ class TextGenerator:
             add_special_tokens=special_tokens,
         )
         options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
-        options |= {"eos_token_id": self.ends, "pad_token_id": tokenizer.pad_token_id}
-        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
-        return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+        added = self._added(inputs, max_new_tokens, **options)
+        return str(tokenizer.decode(added, skip_special_tokens=True))
 
-    @torch.no_grad()
     def complete(self, tokens: Sequence[int], max_new_tokens: int, max_seconds: float) -> list[int]:
         """Generate the likeliest tokens after these, within a number of tokens and a time."""
         prompt = torch.tensor([list(tokens)])  # (1, T)
-        made = self.model.generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            max_time=max_seconds,
-            pad_token_id=self.tokenizer.pad_token_id,
-            eos_token_id=self.ends,
-        )
-        added: list[int] = made[0, prompt.shape[1] :].tolist()
+        inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+        added: list[int] = self._added(inputs, max_new_tokens, do_sample=False, max_time=max_seconds).tolist()
         return added
+
+    @torch.no_grad()
+    def _added(self, inputs: Mapping[str, Tensor], max_new_tokens: int, **options: Any) -> Tensor:
+        """Generate tokens after those of one text."""
+        options |= {"eos_token_id": self.ends, "pad_token_id": self.tokenizer.pad_token_id}
+        made: Tensor = self.model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
+        return made[0, inputs["input_ids"].shape[1] :]
 
     def reply(
         self, messages: Sequence[Mapping[str, str]], max_new_tokens: int, temperature: float, seed: int | None
@@ -299,12 +292,10 @@ class RunSummary:
 
 def render_card(recipe: Recipe, made: RunSummary) -> str:
     """Render README.md of a model folder."""
-    from huggingface_hub import ModelCardData
-
     base = public_name(recipe.model.model_name_or_path)
     data = [public_name(dataset.path) for dataset in recipe.datasets]
     objectives = [name for name, section in recipe.extensions.items() if section is recipe.objective]
-    about = ModelCardData(
+    about = huggingface_hub.ModelCardData(
         license=made.licence.name or None,
         license_name=made.licence.title or None,
         license_link=made.licence.link or None,
@@ -313,12 +304,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
         base_model=base if is_repository_id(recipe.model.model_name_or_path) else None,
         library_name=None if not data else "transformers" if recipe.lora is None or made.merged else "peft",
         pipeline_tag=None if not data else "text-generation",
-        datasets=[
-            name
-            for dataset, name in zip(recipe.datasets, data, strict=True)
-            if is_repository_id(dataset.path)
-        ]
-        or None,
+        datasets=[one.path for one in recipe.datasets if is_repository_id(one.path)] or None,
         tags=["cocktail-sgd", "full" if recipe.lora is None else "lora", *objectives],
     )
     published = published_recipe(recipe)
@@ -355,10 +341,8 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     return "\n".join([*lines, ""])
 
 
-def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
+def evaluations(recipe: Recipe, made: RunSummary) -> list[huggingface_hub.EvalResult]:
     """Describe the loss on held-out data, and the perplexity, for the card's model-index."""
-    from huggingface_hub import EvalResult
-
     if made.loss is None or not math.isfinite(made.loss):
         return []
     held_out = recipe.eval_datasets or recipe.datasets
@@ -369,7 +353,7 @@ def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
     if recipe.objective.term == "token":  # any other loss says nothing of a text
         values["perplexity"] = math.exp(min(made.loss, 700.0))
     return [
-        EvalResult(
+        huggingface_hub.EvalResult(
             task_type="text-generation",
             dataset_type=one or "held-out",
             dataset_name=names + split,
@@ -401,10 +385,8 @@ def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
 
 def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:
     ranks = sorted(samples.items(), key=lambda one: (-one[1], one[0]))
-    rest = ranks[MAX_CONTRIBUTORS:]
-    return ranks[:MAX_CONTRIBUTORS] + (
-        [(f"and {len(rest)} more", sum(count for _, count in rest))] if rest else []
-    )
+    first, rest = ranks[:MAX_CONTRIBUTORS], ranks[MAX_CONTRIBUTORS:]
+    return [*first, (f"and {len(rest)} more", sum(count for _, count in rest))] if rest else first
 
 
 def plain(name: str) -> str:
@@ -417,8 +399,6 @@ def package_versions() -> dict[str, str]:
     """Installed versions of the packages that matter to a model."""
     found = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):  # run from a checkout, or not installed for this run
             found[name] = version(name)
-        except PackageNotFoundError:  # run from a checkout, or not installed for this run
-            continue
     return found

@@ -33,6 +33,9 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from recipes.config import Lora, Recipe, Training
 from recipes.downloads import from_pretrained_options
@@ -49,7 +52,7 @@ from recipes.weight_files import (
     StoredVector,
     layout_of,
     meta_model,
-    not_loadable,
+    model_of_config,
     open_tensors,
     quiet_transformers,
     stored_from_tensor,
@@ -61,7 +64,6 @@ from .fused_kernels import with_liger_kernels
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedModel
 
 
 # ---- adapters ----------------------------------------------------------------------------------------------
@@ -333,8 +335,6 @@ def visible_by_config(folder: Path, code: bool = False) -> Visible | None:
     """Try the model of a config with two narrow layers, eight tokens and random weights; None where its class
     allows none of that. Errors: ModelError where it is no causal language model.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     chosen = {"trust_remote_code": code, "dtype": torch.float32, "experts_implementation": "eager"}
     meta_model(folder, code=code)  # says what is wrong with it
     try:
@@ -378,8 +378,6 @@ def layer_lists(config: Any) -> list[str]:
 
 def available_attention(wanted: str, device: str | torch.device) -> str:
     """Attention to use: `wanted`, or `auto`, which computes the same, where flash attention is missing."""
-    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
-
     here = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
     lacking = wanted in here and (torch.device(device).type != "cuda" or not here[wanted]())
     return "auto" if lacking else wanted
@@ -454,8 +452,6 @@ def _draw_adapter(recipe: Recipe, base: Path) -> StoredVector:
 
 def _magnitudes(base: StoredVector, layer: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Compute what DoRA's magnitudes are at first: the norms of the rows of the base's weight."""
-    from transformers.pytorch_utils import Conv1D
-
     part = base.part(adapted_weight(layer, name.partition(".lora_magnitude_vector")[0]))
     values = part.floats(0, prod(part.shape)).reshape(part.shape)
     transposed = isinstance(layer.get_base_layer(), nn.Embedding | Conv1D)  # (in, out)
@@ -530,8 +526,6 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
     Raises:
         ModelError: also where buffers are stored with its weights: parameters alone do not make it.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     wanted = recipe.model
     attention = available_attention(wanted.attn_implementation, device)
     chosen: dict[str, Any] = {} if attention == "auto" else {"attn_implementation": attention}
@@ -539,15 +533,8 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
     dtype = torch.float32 if recipe.lora is None else frozen_dtype(recipe, base, device)
     if dtype is not None:
         chosen["dtype"] = dtype
-    told = from_pretrained_options(base, wanted.trust_remote_code)
-    try:
-        with parameters_on_meta():
-            config = AutoConfig.from_pretrained(base, **told)
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, trust_remote_code=wanted.trust_remote_code, **chosen
-            )
-    except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
-        raise not_loadable(base, "causal language model", error) from error
+    with parameters_on_meta():
+        model = model_of_config(base, wanted.trust_remote_code, **chosen)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if stored := sorted(model.state_dict().keys() - names):
         raise ModelError(f"{base}: the buffer {stored[0]} cannot be spread over several devices", "--gpus 1")

@@ -184,18 +184,11 @@ def explain(recipe: Recipe, survey: DataSurvey, fit: Fit, size: int) -> list[str
     held = f"{cut or 'none'} of the first {len(survey.lengths)} {'is' if cut == 1 else 'are'} longer"
     if recipe.data.packing or not survey.lengths:
         held = "texts are joined and split" if recipe.data.packing else "no row is read yet"
-    samples = survey.samples(recipe)
-    steps = (
-        training.max_steps if training.max_steps > 0 else training.total_steps(samples) if samples else None
-    )
-    epochs = f"{training.num_train_epochs:g} epochs"
-    long = (
-        f"{steps:,} steps"
-        if training.max_steps > 0
-        else epochs
-        if steps is None
-        else f"{epochs} = {steps:,} steps"
-    )
+    long = f"{training.max_steps:,} steps"
+    if training.max_steps <= 0:
+        long = f"{training.num_train_epochs:g} epochs"
+        if samples := survey.samples(recipe):
+            long += f" = {training.total_steps(samples):,} steps"
     return [
         f"model   {model}: {count_text(size)} parameters, {NAMES[fit.method]} ({fit.why})",
         f"data    {paths}: {rows}{apart}{kinds}; samples of {longest:,} tokens at most, {held}",

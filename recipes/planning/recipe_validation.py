@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
 
 from recipes.config import Dataset, Recipe, is_hub_id
 from recipes.data import count_rows, detect_row_type, few_rows, make_row_tokenizer, no_rows, read_rows
@@ -28,9 +29,6 @@ from recipes.models import (
 from recipes.weight_files import check_model_folder, check_weights, layout_of, meta_model
 
 from .memory_plan import count_text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 LOCAL_ROWS = 1000  # of local data that are read
 HUB_ROWS = 100  # of data on the hub

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
 
 from compress import heavy_tailed_packet
 from recipes.algorithm import adaptive_rate_of, compressor_of, cost_of
 from recipes.config import Compression, Recipe, is_hub_id
 from recipes.data import count_rows, make_row_tokenizer, read_rows
 from recipes.errors import HubUnreachable
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TRIAL = 1 << 21  # elements of the encoded trial vector: bits a parameter do not depend on its length
 PEERS_UP, PEERS_DOWN = "each peer's up", "each peer's down"

@@ -13,7 +13,6 @@ import pytest
 from cocktail_cli.errors import EXIT, Failure, Problem, explain, is_fault, writing_to
 from cocktail_cli.main import command_table, options_of, run
 from recipes.errors import DataError, ForeignPacket, ForeignSamples, HubUnreachable, ModelError, RecipeError
-from recipes.errors import Problem as RecipeProblem
 from transport.protocol import (
     AddressInUse,
     LinkLost,
@@ -34,7 +33,7 @@ class Case:
 
 CASES = [
     Case(UrlError("the run URL is incomplete"), 2),
-    Case(RecipeError([RecipeProblem("a.yaml", 3, "training.lr", "no such key")]), 3),
+    Case(RecipeError([Problem("a.yaml", 3, "training.lr", "no such key")]), 3),
     Case(DataError("rows.jsonl:7 is no JSON"), 3),
     Case(ModelError("no such model folder: x"), 3),
     Case(AddressInUse("0.0.0.0", 29400, "in use"), 4),
@@ -149,8 +148,8 @@ def test_a_full_disk_is_told_with_its_folder(tmp_path: Path) -> None:
 
 def test_problems_are_told_with_place_key_and_hint() -> None:
     problems = [
-        RecipeProblem("my.yaml", 11, "training.learing_rate", "unknown key", "did you mean `learning_rate`?"),
-        RecipeProblem("my.yaml", 2, "name", "is missing"),
+        Problem("my.yaml", 11, "training.learing_rate", "unknown key", "did you mean `learning_rate`?"),
+        Problem("my.yaml", 2, "name", "is missing"),
     ]
 
     lines = list(explain(RecipeError(problems, "my.yaml")).lines())
@@ -165,7 +164,7 @@ def test_problems_are_told_with_place_key_and_hint() -> None:
 
 def test_an_error_as_json_is_one_object_that_programs_can_read() -> None:
     failure = Failure(
-        "recipe_invalid", "bad", (Problem("unknown", "a.yaml", 1, "lr", "learning_rate"),), ("look",)
+        "recipe_invalid", "bad", (Problem("a.yaml", 1, "lr", "unknown", "learning_rate"),), ("look",)
     )
 
     assert json.loads(failure.as_json()) == {
@@ -199,7 +198,7 @@ TOKEN = "k" * 43 + "." + "t" * 32
 @pytest.mark.parametrize("said", ["cocktail://{}@h:1/run-1", "'cocktail:/{}@h'", "cocktail://{}h:1/run-1"])
 def test_no_error_shows_the_secrets_of_a_run_url_however_it_was_typed(said: str) -> None:
     typed = said.format(TOKEN)
-    failure = Failure("usage", f"what is {typed}?", (Problem("none", file=typed),), (f"not {typed}",))
+    failure = Failure("usage", f"what is {typed}?", (Problem(typed, None, "", "none"),), (f"not {typed}",))
 
     shown = "\n".join([*failure.lines(), failure.as_json(), str(failure)])
     assert "tttt" not in shown

@@ -59,7 +59,7 @@ def public(failure: Failure) -> Failure:
     error = kind(failure.code, failure.message, failure.problems, failure.hints)
     if failure.problems:
         first = failure.problems[0]
-        place = " ".join(part for part in (first.place(), first.key) if part)
+        place = " ".join(part for part in (first.place, first.key) if part)
         error.args = (": ".join(part for part in (failure.message, place, first.message) if part),)
     for line in list(failure.lines())[1:]:
         error.add_note(line)

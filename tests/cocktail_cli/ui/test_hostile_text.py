@@ -24,7 +24,7 @@ import compress
 import recipes
 import transport
 from cocktail_cli.assembly import events_of_extensions, open_screen
-from cocktail_cli.errors import Failure, Problem, explain
+from cocktail_cli.errors import Failure, explain
 from cocktail_cli.host import log_to, run_folder
 from cocktail_cli.ui import View, events, guarded_output, say
 from cocktail_cli.ui.display import JsonView, PlainView, QuietView
@@ -182,7 +182,7 @@ def exceptions() -> Iterator[type[BaseException]]:
 
 def hostile_error(kind: type[BaseException]) -> BaseException:
     if issubclass(kind, Failure) and (kind is Failure or "__init__" not in vars(kind)):
-        problem = Problem(HOSTILE, HOSTILE, 3, HOSTILE, HOSTILE)
+        problem = recipes.errors.Problem(HOSTILE, 3, HOSTILE, HOSTILE, HOSTILE)
         return kind("rejected", HOSTILE, (problem, problem), (HOSTILE,))
     if kind.__name__ == "RecipeError":
         return kind([recipes.errors.Problem(HOSTILE, 3, HOSTILE, HOSTILE, HOSTILE)] * 2, HOSTILE)

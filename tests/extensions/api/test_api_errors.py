@@ -17,7 +17,7 @@ def test_every_failure_that_a_user_can_cause_has_a_class_of_its_exit_status(code
 
 
 def test_a_traceback_has_the_problems_and_hints_that_the_command_prints() -> None:
-    problem = Problem("is below 0", file="my.yaml", line=3, key="training.learning_rate")
+    problem = Problem("my.yaml", 3, "training.learning_rate", "is below 0")
     error = public(Failure("recipe_invalid", "my.yaml has 1 problem", (problem,), ("its keys: ...",)))
     printed = "".join(traceback.format_exception(error))
 
@@ -27,7 +27,7 @@ def test_a_traceback_has_the_problems_and_hints_that_the_command_prints() -> Non
 
 
 def test_the_text_of_an_exception_names_the_first_problem() -> None:
-    problems = (Problem("did you mean `lora_r`?", "my.yaml", 3, "lora_rr"), Problem("another"))
+    problems = (Problem("my.yaml", 3, "lora_rr", "did you mean `lora_r`?"), Problem("", None, "", "another"))
     error = public(Failure("recipe_invalid", "my.yaml has 2 problems", problems))
 
     assert str(error) == "my.yaml has 2 problems: my.yaml:3 lora_rr: did you mean `lora_r`?"

@@ -173,6 +173,7 @@ def test_peers_that_exchange_vectors_on_their_device_end_where_packets_lead(
         swarm = Swarm(model, setting, training, on_device)
         for _ in steps(size, swarm, texts.text, learning_rate(training, size.steps)):
             pass
+        swarm.count_bytes()
         ends.append(swarm.shared)
         sent.append(swarm.up + swarm.down)
 

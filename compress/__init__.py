@@ -3,7 +3,7 @@ entropy-code.
 """
 
 from compress.backends import kernels_missing
-from compress.codec import Cocktail, Encoded
+from compress.codec import Cocktail, Delta, Encoded
 from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_change
 from compress.packet import VERSION as PACKET_VERSION

@@ -1,8 +1,8 @@
 """Choose who runs the loops over elements: Triton for CUDA tensors, numba for long host vectors, else NumPy.
 
-Only what touches every element runs on a GPU: difference, selection, quantization, and the way back. Fitting
-the levels (a few thousand bins) and the entropy coder (bytes that must leave the GPU anyway) stay on the
-host. Triton is imported with the first CUDA tensor, and tried: it needs a C compiler and Python's headers
+Difference, selection, quantization and the way back run on a GPU. The entropy coder stays on the host, as
+bytes must leave the GPU anyway, and so do the levels of 4 bits, whose fit is two thousand launches. Triton is
+imported with the first CUDA tensor, and tried: it needs a C compiler and Python's headers
 where it runs, and a GPU that it knows. Where it cannot launch a kernel (or is not there: Windows, macOS) the
 host does the work. Set TRITON_INTERPRET=1 to run the kernels on the CPU, as the tests do.
 """

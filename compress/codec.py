@@ -8,7 +8,7 @@ sample.add_(global_model, encoded.update().decoded())  # what a receiver's `deco
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Literal, get_args
@@ -18,11 +18,11 @@ import torch
 
 from compress import topk
 from compress.backends import compiled, usable
-from compress.coding import encode_positions
+from compress.coding import byte_kind, encode_positions
 from compress.errors import NonFiniteError
 from compress.packet import PackedUpdate, Update, decode_packed, longest, write
-from compress.pinned_copy import read_back
-from compress.quantization import BITS, quantize
+from compress.pinned_copy import read_each
+from compress.quantization import BITS, BUDGET, Plans, plan, plans, quantize, seen
 from compress.sampling import Sample, Schedule, most_sampled, schedule
 from compress.sharding import MOST_SHARDS, Shard, cut, rises
 
@@ -39,6 +39,14 @@ class Encoded:
     def update(self) -> PackedUpdate | Update:
         """Return what `decode` gives of the packet, as small as it can be kept."""
         return decode_packed(self.packet, self.m)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A vector to be compressed, which is made when it is wanted, seldom more than once."""
+
+    make: Callable[[], torch.Tensor]  # (m,) float32
+    names: Callable[[int], str] | None = None  # position -> parameter, for the error message
 
 
 @dataclass(frozen=True)
@@ -144,19 +152,47 @@ class Cocktail:
         kernels: bool | None = None,  # True: Triton; False: NumPy, the reference; None: what is fastest here
     ) -> Encoded:
         """Compress v. NonFiniteError if v holds NaN or infinity; then nothing was encoded."""
+        return self.encode_each([Delta(v.detach, names)], kernels)[0]
+
+    def encode_each(self, deltas: Sequence[Delta], kernels: bool | None = None) -> list[Encoded]:
+        """Compress vectors of one device like `encode`: it is waited for once, seldom more often."""
+        steps = [self._steps(delta, kernels) for delta in deltas]
+        encoded: dict[int, Encoded] = {}
+        read: dict[int, list[np.ndarray] | None] = dict.fromkeys(range(len(deltas)))
+        while read:
+            wanted = {}
+            for i, arrays in read.items():
+                try:
+                    wanted[i] = next(steps[i]) if arrays is None else steps[i].send(arrays)
+                except StopIteration as end:
+                    encoded[i] = end.value
+            read = {**read_each(wanted)} if wanted else {}
+        return [encoded[i] for i in range(len(deltas))]
+
+    def _steps(
+        self, delta: Delta, kernels: bool | None
+    ) -> Generator[Sequence[torch.Tensor], list[np.ndarray], Encoded]:
+        """Compress a vector; yields the parts on a device that are to be read, and is sent their bytes."""
+        v, names = delta.make(), delta.names
         if v.dtype != torch.float32 or v.dim() != 1:
             raise ValueError(
                 f"encode takes a flat float32 vector, this is {v.dtype} of shape {tuple(v.shape)}"
             )
-        v = v.detach().contiguous()
+        v, m = v.contiguous(), len(v)
+        on_device = usable(v.device) if kernels is None else kernels
         try:
             if self.topk_chunk and self.topk_ratio < 1:
                 # selected on the device of v, quantized on the host
-                return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio))
-            if usable(v.device) if kernels is None else kernels:
-                return self._encode_on_device(v)
-            loops = compiled(len(v)) if kernels is None else None
-            return self._encode_on_host(v.cpu().numpy(), loops)
+                at = topk.in_chunks(v, self.topk_chunk, self.topk_ratio)
+                places, values = yield at, v[at]
+                return self._pack(m, topk.sendable(places, values, m))
+            if on_device and m and not self._is_identity:
+                made = self._on_device(m, [v], delta.make)
+                del v  # it has no place while the device is waited for
+                if (encoded := (yield from made)) is not None:
+                    return encoded
+                v = delta.make().contiguous()
+            return self._encode_on_host(v.cpu().numpy(), compiled(m) if kernels is None else None)
         except NonFiniteError as error:
             raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
 
@@ -177,22 +213,42 @@ class Cocktail:
         packet = write(m, encode_positions(kept.positions, m, loops), codes)
         return Encoded(packet, m)
 
-    def _encode_on_device(self, v: torch.Tensor) -> Encoded:
-        from compress import triton_kernels  # imports triton
+    def _on_device(
+        self, m: int, made: list[torch.Tensor], make: Callable[[], torch.Tensor]
+    ) -> Generator[Sequence[torch.Tensor], list[np.ndarray], Encoded | None]:
+        """Compress a vector of m by kernels, all of which are launched before anything is read; None: the
+        host is to do it. made: the vector, if it was made already."""
+        from compress import triton_kernels as device  # imports triton
 
-        m, bits, bucket = len(v), self.quant_bits, self.quant_bucket_size
-        if m == 0 or self._is_identity:
-            return self._encode_on_host(v.cpu().numpy())
-        kept = triton_kernels.largest(v, topk.share_of(m, self.topk_ratio), bucket)  # waits once
-        k = len(kept.values)
-        if not k or not triton_kernels.takes(bits, bucket):
-            at, values = read_back(kept.positions, kept.values)
-            return self._pack(m, topk.Survivors(at.view(np.int64), values.view(np.float32)), compiled(k))
-        quantized = triton_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
-        positions = triton_kernels.coded(kept.positions, m)
-        parts = [*positions.parts, quantized.scales, quantized.packed]
-        *places, scales, packed = read_back(*parts)  # waits once more
-        return Encoded(write(m, positions.read(*places), quantized.codes(packed, scales)), m)
+        bits, bucket, step = self.quant_bits, self.quant_bucket_size, self.quant_step
+        takes, fitted_there = device.takes(bits, bucket), bits not in BUDGET
+        look: device.Look | None = device.first_look(m, topk.share_of(m, self.topk_ratio))
+        while look is not None and look.k:
+            kept = device.largest(made.pop() if made else make().contiguous(), look)
+            parts, rows = [kept.numbers, kept.positions, kept.values], seen(kept.values[: look.k], bucket)
+            if takes:
+                if fitted_there:
+                    how = plans(rows[None], bits, step)
+                else:  # two thousand launches: the host fits, and is waited for
+                    (few,) = yield [rows.flatten()]
+                    how = Plans.of(plan(few.view(np.float32).reshape(rows.shape), bits), rows.device)
+                codes = device.quantize(kept, bits, bucket, how)
+                places = device.coded(kept.positions, kept.count, m, byte_kind(look.k, m))
+                parts = [kept.numbers, *places.parts, *codes.parts]
+            del kept, rows
+            numbers, *read = yield parts
+            del parts
+            found = device.Found(*numbers.view(np.int64).tolist())
+            if found.largest >= topk.INFINITY:
+                break  # the host says where
+            again, count, cut = look.next(found), found.count, len(places.parts) if takes else 0
+            if again is None and takes and (quantized := codes.codes(count, *read[cut:])) is not None:
+                return Encoded(write(m, places.read(count, *read[:cut]), quantized), m)
+            if again is None and not takes:
+                at, values = read[0].view(np.int64)[:count], read[1].view(np.float32)[:count]
+                return self._pack(m, topk.Survivors(at, values), compiled(count))
+            look, fitted_there = again or look, fitted_there and again is not None
+        return None
 
     @property
     def _is_identity(self) -> bool:

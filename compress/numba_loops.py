@@ -214,15 +214,6 @@ def join(codes: np.ndarray, values: np.ndarray, width: int, out: np.ndarray) -> 
 
 
 @loop
-def weigh(patterns: np.ndarray, part: np.ndarray, shift: int, lowest: int, weight: np.ndarray) -> None:
-    """Add the weight of each row, (rows,) float64, to the bins of its magnitudes, (rows, bucket) int32."""
-    highest = len(weight) - 1
-    for row in range(patterns.shape[0]):
-        for i in range(patterns.shape[1]):
-            weight[min(max((patterns[row, i] >> shift) - lowest, 0), highest)] += part[row]
-
-
-@loop
 def gaps(positions: np.ndarray, out: np.ndarray) -> int:
     """Write the gap before each position (k,), modulo 256, and return the longest. k from 1."""
     most = positions[0]

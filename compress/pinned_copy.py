@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
+from typing import TypeVar
+
 import numpy as np
 import torch
+
+K = TypeVar("K")
 
 
 def brought(x: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -39,6 +45,12 @@ def read_back(*parts: torch.Tensor) -> list[np.ndarray]:
         return [part.numpy() for part in raw]
     ends = np.cumsum([len(part) for part in raw])
     return np.split(torch.cat(raw).cpu().numpy(), ends[:-1])
+
+
+def read_each(wanted: Mapping[K, Sequence[torch.Tensor]]) -> dict[K, list[np.ndarray]]:
+    """Read the vectors of several readers of one device like `read_back`."""
+    read = iter(read_back(*chain.from_iterable(wanted.values())))
+    return {reader: [*islice(read, len(parts))] for reader, parts in wanted.items()}
 
 
 class Arriving:

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from compress.coding import lookup, pack
+from compress.pinned_copy import array_brought
 
 # ---- levels ------------------------------------------------------------------------------------------------
 
@@ -41,6 +41,8 @@ ROUNDS = 12  # of Lloyd's iteration; then 5 at each price
 BUDGET = {4: 2.05}  # bits that the number of a level may carry, sign apart
 PRICES = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4)  # of one bit, in units of the error at price 0
 THIN = 1e-3  # share of the weight spread evenly at 8 bits: no range goes without levels
+WHOLE = 2.0**40  # weights are counted in fractions of it
+ONE, TINY = int(np.float32(1).view(np.int32)), 1e-38
 BEYOND = {2: 6.0, 3: 2.0, 4: 1.5}  # times the top level: an outlier that stretching may pay for
 
 
@@ -65,30 +67,39 @@ class Levels:
         return self.by_bin.take(number, mode="clip")
 
 
-def fit(y: np.ndarray, scale: np.ndarray, bits: int, loops: ModuleType | None = None) -> Levels:
+def fit(y: np.ndarray, scale: np.ndarray, bits: int) -> Levels:
     """Fit levels to magnitudes over their scales. y: (rows, bucket) float32, scale: (rows,); one bucket a
     row."""
     count = 1 << (bits - 1)
     part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
-    weight: np.ndarray = np.zeros(BINS)
-    if loops:
-        loops.weigh(y.view(np.int32), part, SHIFT, LOWEST, weight)
-    else:
-        number = (y.view(np.int32).reshape(-1) >> SHIFT) - LOWEST
-        weight = np.bincount(number.clip(0, BINS - 1), np.repeat(part, y.shape[1]), BINS)
+    number = (y.view(np.int32).reshape(-1) >> SHIFT) - LOWEST
+    weight = np.bincount(number.clip(0, BINS - 1), np.repeat(part, y.shape[1]), BINS)
     if count == 1 or not weight.any():
         return Levels(np.ones(count), np.zeros(BINS, np.uint8), 0.0)
-    if bits == 8:
-        weight += THIN * weight.sum() * _centres() * (_centres() < 1) / _centres().sum()
-    fitting = _Fitting(weight, count, zero=bits == 8)
+    outer = float((part * np.square(y.max(1))).sum() / part.sum())
+    fitting = fitted(weight[None], bits, np.full((1, 1), outer))
+    return Levels(fitting.level[0], fitting.by_bin()[0].astype(np.uint8), float(fitting.lost()[0, 0]))
+
+
+Array = Any  # of NumPy, or a tensor of torch: the same operations in the same order
+
+
+def fitted(weight: Array, bits: int, outer: Array) -> Fitting:
+    """Fit levels to n histograms, where they are; a device is not waited for.
+
+    Args:
+        weight: (n, BINS) float64; none of them is 0.
+        outer: (n, 1) float64, mean square of the largest magnitude of each bucket.
+    """
+    count = 1 << (bits - 1)
+    fitting = Fitting(weight, count, zero=bits == 8)
     fitting.improve(ROUNDS)
-    fitting.employ()
+    if isinstance(weight, np.ndarray):
+        fitting.employ()
     if bits in BUDGET:
         # what a grid of 2**bits steps up to each bucket's largest would lose: a twelfth of a squared step
-        grid = float((part * np.square(y.max(1))).sum() / part.sum()) / (12 * count * count)
-        fitting.cheapen(BUDGET[bits], 0.9 * grid)
-    lost = fitting.error() * fitting.mass[-1] / fitting.square[-1]
-    return Levels(fitting.level, fitting.by_bin(), lost)
+        fitting.cheapen(BUDGET[bits], 0.9 * outer / (12 * count * count))
+    return fitting
 
 
 def even(y: np.ndarray, scale: np.ndarray, step: float) -> Levels:
@@ -99,102 +110,127 @@ def even(y: np.ndarray, scale: np.ndarray, step: float) -> Levels:
     those beyond it are unused, and equal to it.
     """
     part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
-    square = (part * np.square(y.astype(np.float64)).mean(1)).sum() / max(part.sum(), 1e-300)
-    apart = max(step * float(np.sqrt(square)), 1 / 127)
-    top = min(127, int(np.ceil(1 / apart)))
-    number = np.minimum(np.rint(_centres() / apart), top).astype(np.uint8)
-    return Levels(np.minimum(np.arange(128), top) * apart, number, apart**2 / 12 / max(square, 1e-300))
+    (at,), (by_bin,) = evenly(y[None], part[None], step)
+    return Levels(at, by_bin.astype(np.uint8), 0.0)
 
 
-class _Fitting:
-    """Lloyd's iteration on a histogram: cells from levels, levels from cells."""
+def evenly(y: Array, part: Array, step: float) -> tuple[Array, Array]:
+    """Space the levels of n packets like `even`: levels (n, 128) and the number of that for each bin, (n,
+    BINS). y: (n, rows, bucket), part: (n, rows) float64, weight of each row."""
+    xp, device = _xp(y), y.device
+    square = (part[:, :, None] * y * y).mean(2).sum(1) / part.sum(1).clip(1e-300)
+    apart = (step * square[:, None] ** 0.5).clip(1 / 127)
+    top = xp.ceil(1 / apart).clip(None, 127)
+    return xp.minimum(xp.arange(128.0, device=device), top) * apart, xp.minimum(
+        (_centres(y) / apart).round(), top
+    )
 
-    def __init__(self, weight: np.ndarray, count: int, zero: bool) -> None:
+
+class Fitting:
+    """Lloyd's iteration on n histograms side by side: cells from levels, levels from cells."""
+
+    def __init__(self, weight: Array, count: int, zero: bool) -> None:
+        self.xp = _xp(weight)
+        self.centre = centre = _centres(weight)
+        if zero:
+            weight = weight + THIN * weight.sum(1)[:, None] * centre * (centre < 1) / centre.sum()
         self.weight, self.zero, self.price = weight, zero, 0.0
-        self.mass = np.concatenate([[0.0], np.cumsum(weight)])
-        self.moment = np.concatenate([[0.0], np.cumsum(weight * _centres())])
-        self.square = np.concatenate([[0.0], np.cumsum(weight * np.square(_centres()))])
-        self.level = _companded(weight, count)
-        self.share = np.full(count, 1 / count)
+        moments = self.xp.stack([weight, weight * centre, weight * (centre * centre)])
+        # running totals of mass, moment and square, (3, n, BINS + 1)
+        self.sums = self.xp.concatenate([0 * moments[:, :, :1], moments.cumsum(2)], 2)
+        self.all, self.rows = self.sums[:, :, -1:], self.xp.arange(len(weight), device=weight.device)[:, None]
+        self.level = self._companded(count)  # (n, count)
+        self.share = self.xp.zeros_like(self.level)  # of the mass
 
     def improve(self, rounds: int) -> None:
         """Move each level to the mean of its cell, again and again; an empty cell keeps its level."""
         for _ in range(rounds):
-            edge = self.edges()
-            here = _between(self.mass, edge)
-            self.share = here / self.mass[-1]
-            mean = _between(self.moment, edge) / np.maximum(here, 1e-300)
-            self.level = np.maximum.accumulate(np.where(here > 0, mean, self.level))
+            mass, moment, _ = self.cells()
+            self.share = mass / self.all[0]
+            mean = moment / mass.clip(1e-300)
+            self.level = _rising(self.xp.where(mass > 0, mean, self.level))
             if self.zero:
-                self.level[0] = 0.0
+                self.level[:, 0] = 0.0
 
     def employ(self) -> None:
-        """Move each unused level into the cell that loses most: few distinct values are met exactly."""
-        for _ in self.level:
-            idle = np.flatnonzero(self.share == 0)
-            if not len(idle):
+        """Move each unused level into the cell that loses most: few distinct values are met exactly. Of one
+        histogram, on the host."""
+        (weight,), centre = self.weight, self.centre
+        for _ in range(self.level.shape[1]):
+            if self.share.all() or self.lost() < 1e-9:
                 return
-            lost = self.weight * np.square(_centres() - self.level[self.by_bin()])
-            if lost.sum() < 1e-9 * (self.weight * np.square(_centres())).sum():
+            (level,), (number,) = self.level, self.by_bin()
+            cell = np.bincount(number, weight * np.square(centre - level[number])).argmax()
+            upper = (number == cell) & (centre >= level[cell])
+            if not weight[upper].any():
                 return
-            edge = self.edges()
-            in_cell = np.add.reduceat(np.append(lost, 0.0), edge[:-1]) * (np.diff(edge) > 0)
-            cell = int(in_cell.argmax())
-            upper = slice(max(int(np.searchsorted(_centres(), self.level[cell])), edge[cell]), edge[cell + 1])
-            if not self.weight[upper].any():
-                return
-            self.level[idle[0]] = np.average(_centres()[upper], weights=self.weight[upper])
-            self.level.sort()
+            level[np.flatnonzero(self.share == 0)[0]] = np.average(centre[upper], weights=weight[upper])
+            level.sort()
             self.improve(8)
 
-    def cheapen(self, budget: float, most: float) -> None:
-        """Raise the price until a level's number carries `budget` bits, while the error is below `most`."""
-        unpriced = self.error()
+    def cheapen(self, budget: float, most: Array) -> None:
+        """Raise the price until a level's number carries `budget` bits, while the error is below `most`,
+        (n, 1)."""
+        unpriced, dear, where = self.error(), most > 0, self.xp.where
+        self.price = 0.0 * most
         for price in PRICES:
-            if self.entropy() <= budget:
+            dear = dear & (self.entropy() > budget)
+            if isinstance(dear, np.ndarray) and not dear.any():
                 return
             before = self.level, self.share, self.price
             self.price = price * unpriced
             self.improve(5)
-            if self.error() > most:
-                self.level, self.share, self.price = before
-                return
+            dear = dear & (self.error() <= most)
+            after = zip((self.level, self.share, self.price), before, strict=True)
+            self.level, self.share, self.price = (where(dear, new, old) for new, old in after)
 
-    def edges(self) -> np.ndarray:
-        """Compute the bins where the cells begin and end, (count + 1,). Between neighbours a < b the
+    def edges(self) -> Array:
+        """Compute the bins where cells begin, (n, count - 1), the first aside. Between neighbours a < b the
         border stands at (a + b) / 2 + price * log2(share_a / share_b) / (2 (b - a)): equal cost on
         both sides.
         """
-        a, b = self.level[:-1], self.level[1:]
+        a, b = self.level[:, :-1], self.level[:, 1:]
         middle = (a + b) / 2
-        if self.price:
-            dear = np.log2(np.maximum(self.share, 1e-12))
-            middle = middle + self.price * (dear[:-1] - dear[1:]) / (2 * np.maximum(b - a, 1e-12))
-            middle = np.maximum.accumulate(middle.clip(a[0], b[-1]))
-        edge = np.empty(len(self.level) + 1, np.int64)
-        edge[0], edge[1:-1], edge[-1] = 0, _centres().searchsorted(middle), BINS
-        return edge
+        if not isinstance(self.price, float):
+            dear = self.xp.log2(self.share.clip(1e-12))
+            middle = middle + self.price * (dear[:, :-1] - dear[:, 1:]) / (2 * (b - a).clip(1e-12))
+            middle = _rising(self.xp.clip(middle, a[:, :1], b[:, -1:]))
+        return self.xp.searchsorted(self.centre, middle)
 
-    def by_bin(self) -> np.ndarray:
-        """Return the number of the level for each bin, (BINS,) uint8."""
-        return np.repeat(np.arange(len(self.level), dtype=np.uint8), np.diff(self.edges()))
+    def by_bin(self) -> Array:
+        """Return the number of the level for each bin, (n, BINS)."""
+        return _places(self.edges(), self.rows * 0 + self.xp.arange(BINS, device=self.rows.device))
 
-    def entropy(self) -> float:
-        """Return the bits of a level's number."""
-        share = self.share[self.share > 0]
-        return float(-(share * np.log2(share)).sum())
+    def cells(self) -> Array:
+        """Sum mass, moment and square of each cell, (3, n, count)."""
+        inner = self.sums[:, self.rows, self.edges()]
+        ends = self.xp.concatenate([self.sums[:, :, :1], inner, self.all], 2)
+        return ends[:, :, 1:] - ends[:, :, :-1]
 
-    def error(self) -> float:
-        """Return the mean square error of the binned magnitudes."""
-        edge, level = self.edges(), self.level
-        square, moment, mass = (_between(total, edge) for total in (self.square, self.moment, self.mass))
-        return max(float((square - 2 * level * moment + level * level * mass).sum() / self.mass[-1]), 0.0)
+    def entropy(self) -> Array:
+        """Return the bits of a level's number, (n, 1)."""
+        return -(self.share * self.xp.log2(self.share.clip(1e-300))).sum(1)[:, None]
 
+    def error(self) -> Array:
+        """Return the mean square error of the binned magnitudes, (n, 1)."""
+        (mass, moment, square), level = self.cells(), self.level
+        lost = (square - 2 * level * moment + level * level * mass).sum(1)[:, None]
+        return (lost / self.all[0]).clip(0.0)
 
-def _between(total: np.ndarray, edge: np.ndarray) -> np.ndarray:
-    """Difference a running total at the edges: the sum of each cell."""
-    at = total[edge]
-    return at[1:] - at[:-1]
+    def lost(self) -> Array:
+        """Return the share of the energy that is lost, (n, 1)."""
+        return self.error() * self.all[0] / self.all[2]
+
+    def _companded(self, count: int) -> Array:
+        """Start near the optimum: levels as dense as the cube root of the density (Panter and Dite 1951)."""
+        centre, rows = self.centre, self.rows
+        width = centre.clip(centre[1])  # of a bin, but for a factor
+        reach = ((self.weight / width) ** (1 / 3) * width).cumsum(1)
+        wanted = (self.xp.arange(count, device=centre.device) + 0.5) / count * reach[:, -1:]
+        above = _places(reach, wanted).clip(1, BINS - 1)
+        low, high = reach[rows, above - 1], reach[rows, above]
+        part = ((wanted - low) / (high - low)).clip(0, 1)
+        return centre[above - 1] + part * (centre[above] - centre[above - 1])
 
 
 def far(y: np.ndarray, levels: Levels) -> np.ndarray:
@@ -221,21 +257,31 @@ def stretch(y: np.ndarray, levels: Levels) -> np.ndarray:
     return factor
 
 
-@lru_cache(maxsize=1)
-def _centres() -> np.ndarray:
-    """Return the magnitude in the middle of each bin, (BINS,) float64; 0 for the first."""
-    pattern = ((np.arange(BINS, dtype=np.int32) + LOWEST) << SHIFT) + (1 << (SHIFT - 1))
-    pattern[0] = 0
-    return pattern.view(np.float32).astype(np.float64)
+def _xp(like: Array) -> Any:
+    """Return NumPy or torch, whichever has made this."""
+    return np if isinstance(like, np.ndarray) else torch
 
 
-def _companded(weight: np.ndarray, count: int) -> np.ndarray:
-    """Start near the optimum: levels as dense as the cube root of the density (Panter and Dite 1951)."""
-    centre = _centres()
-    width = np.maximum(centre, centre[1])  # of a bin, but for a factor
-    root = np.cbrt(weight / width) * width
-    reach = np.cumsum(root)
-    return np.interp((np.arange(count) + 0.5) / count * reach[-1], reach, centre)
+def _centres(like: Array) -> Array:
+    """Return the magnitude in the middle of each bin, (BINS,) float64, where `like` is; 0 for the first."""
+    xp = _xp(like)
+    number = xp.arange(BINS, dtype=xp.int32, device=like.device)
+    pattern = (((number + LOWEST) << SHIFT) + (1 << (SHIFT - 1))) * (number > 0)
+    return xp.asarray(pattern.view(xp.float32), dtype=xp.float64)
+
+
+def _places(rows: Array, values: Array) -> Array:
+    """Find where the values (n, j) stand behind those of ascending rows that are no larger."""
+    if isinstance(rows, np.ndarray):
+        return np.stack([row.searchsorted(own, "right") for row, own in zip(rows, values, strict=True)])
+    return torch.searchsorted(rows, values, right=True)
+
+
+def _rising(level: Array) -> Array:
+    """Raise each to the largest before it."""
+    if isinstance(level, np.ndarray):
+        return np.maximum.accumulate(level, 1)
+    return level.cummax(1).values
 
 
 # ---- codes -------------------------------------------------------------------------------------------------
@@ -271,7 +317,7 @@ def quantize(
         return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
     if bits == 16:
         return _evenly(values, bucket)
-    return _to_levels(values, plan(seen(values, bucket), bits, loops, step), bits, bucket, loops)
+    return _to_levels(values, plan(seen(values, bucket), bits, step), bits, bucket, loops)
 
 
 def dequantize(codes: Codes, inside: int = 0) -> np.ndarray:
@@ -332,10 +378,10 @@ def planes(data: np.ndarray, width: int) -> np.ndarray:
     return turned.T.copy().reshape(-1)
 
 
-def bf16(x: np.ndarray, up: bool) -> np.ndarray:
+def bf16(x: Array, up: bool) -> Array:
     """Round non-negative (n,) float32 to the nearest finite BF16, or the next one up, as float32."""
-    pattern = x.view(np.uint32) + np.uint32(0xFFFF if up else 0x8000)
-    return np.minimum(pattern & np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)).view(np.float32)
+    pattern = (x.view(_xp(x).int32) + (0xFFFF if up else 0x8000)) & -0x10000
+    return pattern.clip(None, 0x7F7F0000).view(_xp(x).float32)
 
 
 def widen(scales: np.ndarray) -> np.ndarray:
@@ -375,7 +421,7 @@ def seen(values: Rows, bucket: int) -> Rows:
     return values[: whole * bucket].reshape(-1, bucket)[::every] if whole else values[None]
 
 
-def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None, step: float = 0.0) -> Plan:
+def plan(rows: np.ndarray, bits: int, step: float = 0.0) -> Plan:
     """Fit levels to rows of values, one bucket a row, or space them evenly.
 
     The mean as scale costs fewer bits at the same error, because outliers move it little. The largest is
@@ -386,14 +432,67 @@ def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None, step: flo
         return Plan(even(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), step), True)
     level = None
     if bits < 8:
-        level = fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, loops)
+        level = fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits)
         if level.error <= HEAVY.get(bits, 1.0):
             return Plan(level, False)
-    largest = fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits, loops)
+    largest = fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits)
     if level and largest.error > 0.75 * level.error:
         return Plan(level, False)
     largest.at[-1] = 1.0  # exact for the largest of each bucket
     return Plan(largest, True)
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The plans of n packets, on their device."""
+
+    at: torch.Tensor  # (n, 2**(bits-1)) float64, as in `Levels`
+    by_bin: torch.Tensor  # (n, BINS) uint8
+    by_largest: torch.Tensor  # (n,) bool
+    settled: torch.Tensor  # (n,) bool; False: `plan` looks further
+
+    @classmethod
+    def of(cls, how: Plan, device: torch.device) -> Plans:
+        """Bring the plan of one packet to a device."""
+        levels = how.levels.at[None], how.levels.by_bin[None]
+        flags = np.array([[how.by_largest], [True]])
+        return cls(*(array_brought(one, device) for one in (*levels, *flags)))
+
+
+def plans(rows: torch.Tensor, bits: int, step: float = 0.0) -> Plans:
+    """Decide as `plan` on rows (n, rows, bucket) of n packets, side by side. Their device is not waited for.
+
+    It adds up integers, so that the order is of no account.
+    """
+    n, count, device = len(rows), 1 << (bits - 1), rows.device
+    if bits == 1:
+        by_bin = torch.zeros(n, BINS, dtype=torch.uint8, device=device)
+        return Plans(rows.new_ones(n, 1, dtype=torch.float64), by_bin, by_bin[:, 0] > 0, by_bin[:, 0] == 0)
+    magnitudes = rows.abs()
+    scales = [bf16(magnitudes.amax(2), up=True)]
+    if bits < 8:
+        scales.insert(0, bf16((magnitudes / rows.shape[2]).sum(2), up=False))
+    scale = torch.stack(scales)  # (ways, n, rows)
+    y = magnitudes * torch.where(scale > 0, 1 / scale, 0.0)[..., None]
+    part = (scale.double() / scale.amax(2, keepdim=True).clamp(min=TINY)).square()
+    if step and bits == 8:
+        every = torch.ones(n, dtype=torch.bool, device=device)
+        at, by_bin = evenly(y[0], part[0], step)
+        return Plans(at, by_bin.to(torch.uint8), every, every)
+    number = ((y.view(torch.int32) >> SHIFT) - LOWEST).clamp(0, BINS - 1)
+    whole = (part * WHOLE).round().long()[..., None].expand_as(y)
+    weight = number.new_zeros(*y.shape[:2], BINS, dtype=torch.int64)
+    weight.scatter_add_(2, number.flatten(2).long(), whole.flatten(2))
+    weight[..., (ONE >> SHIFT) - LOWEST] += weight.sum(2) == 0  # of zeros any level will do
+    outer = (part * y.amax(3).square()).sum(2) / part.sum(2).clamp(min=TINY)
+    fitting = fitted(weight.flatten(0, 1).double(), bits, outer.view(-1, 1))
+    settled = (fitting.share > 0).all(1)[:, None] | (fitting.lost() < 1e-9)  # `employ` has nothing to do
+    by_bin, settled = fitting.by_bin().to(torch.uint8).view(-1, n, BINS), settled.view(-1, n)
+    at, lost = fitting.level.view(-1, n, count), fitting.lost().view(-1, n)
+    by_largest = (lost[0] > HEAVY.get(bits, -1.0)) & (lost[-1] <= (0.75 if bits < 8 else 1.0) * lost[0])
+    at[-1, :, -1] = 1.0
+    chosen = by_largest * (len(at) - 1), torch.arange(n, device=device)
+    return Plans(at[chosen], by_bin[chosen], by_largest, settled[chosen])
 
 
 def _to_levels(values: np.ndarray, how: Plan, bits: int, bucket: int, loops: ModuleType | None) -> Codes:

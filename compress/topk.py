@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from compress.errors import NonFiniteError
-from compress.pinned_copy import read_back
 
 MAGNITUDE = 0x7FFFFFFF
 INFINITY = 0x7F800000
@@ -110,19 +109,21 @@ def none_tiny(v: np.ndarray) -> bool:
     return all(bool((chunk >= 2.0**-100).all()) for chunk in chunks)
 
 
-def in_chunks(v: torch.Tensor, topk_chunk: int, topk_ratio: float) -> Survivors:
-    """Select a share of each chunk of v, (m,) float32, the largest; of a short last one as well.
-
-    Fewer where magnitudes are below 2**-100. NonFiniteError if v holds NaN or infinity.
-    """
+def in_chunks(v: torch.Tensor, topk_chunk: int, topk_ratio: float) -> torch.Tensor:
+    """Select a share of each chunk of v, (m,) float32, the largest; of a short last one as well. Returns
+    positions, (k,) int64, on the device of v."""
     whole = len(v) - len(v) % topk_chunk
     found = [
         _of_rows(v[:whole].view(-1, topk_chunk), topk_ratio),
         whole + _of_rows(v[whole:].view(1, -1), topk_ratio),
     ]
-    at = torch.cat(found)
-    places, kept = read_back(at, v[at])
-    values, positions = kept.view(np.float32), places.view(np.int64).astype(index_type(len(v)))
+    return torch.cat(found)
+
+
+def sendable(at: np.ndarray, kept: np.ndarray, m: int) -> Survivors:
+    """Leave out what of a selection has a magnitude below 2**-100. at, kept: the bytes of positions in a
+    vector of m, and of its values there. NonFiniteError if one is NaN or infinity."""
+    values, positions = kept.view(np.float32), at.view(np.int64).astype(index_type(m))
     wrong = np.flatnonzero(~np.isfinite(values))  # NaN and infinity rank first, so they were selected
     if len(wrong):
         raise NonFiniteError(float(values[wrong[0]]), int(positions[wrong[0]]))

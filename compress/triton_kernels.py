@@ -1,15 +1,15 @@
 """Triton kernels: the packets of the host, from tensors on a GPU. Importing this imports triton.
 
 Dequantizing is exact: the bits of `quantization.dequantize`. Top-k takes a threshold from a sample, then two
-passes, to count per block and to gather. The host is waited for once, for the count and whatever it needs of
-the values: see `Selected`.
+passes, to count per block and to gather. Nothing here waits for the device: how many values there are stays
+there, beside arrays that have room for the most. Whether a `Look` has found them is known with the packet.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import triton.language as tl
 from compress import coding, topk
 from compress import quantization as host
 from compress.coding import ALL, GAPS, MASK, EncodedPositions, bytes_and_escapes
-from compress.errors import NonFiniteError, PacketError
+from compress.errors import PacketError
 from compress.pinned_copy import array_brought
 
 BLOCK = 1024  # elements of a program
@@ -74,44 +74,45 @@ def takes(bits: int, bucket: int) -> bool:
     return bits <= 8 and bucket <= LONGEST and not bucket & (bucket - 1)
 
 
-def quantize(values: torch.Tensor, bits: int, bucket: int, rows: np.ndarray, step: float = 0.0) -> OnDevice:
-    """Quantize (k,) values as the host does, to 1 to 8 bits, without noise, in buckets of a power of two.
-
-    rows: some of the values, one bucket each, to which levels are fitted by the host's code. Codes at the
-    border of two levels may differ from the host's, because sums are added up in another order.
-    """
-    k = len(values)
-    plan = host.plan(rows, bits, step=step)
-    buckets = triton.cdiv(k, bucket)
-    codes = torch.empty(k, dtype=torch.uint8, device=values.device)
-    scales = torch.empty(buckets, dtype=torch.int32, device=values.device)
-    by_bin = array_brought(plan.levels.by_bin, values.device)
-    at = array_brought(plan.levels.at.astype(np.float32), values.device)
-    together = max(AT_ONCE // bucket, 1)
-    launch(
-        _quantize, triton.cdiv(buckets, together), values, k, buckets, by_bin, at, codes, scales,
-        bits, bucket, together, plan.by_largest, bits > 1 and not plan.by_largest,
-        host.LOWEST, host.SHIFT, host.BINS, host.BEYOND.get(bits, 1.0),
-        num_warps=max(4, bucket // 512),
-    )  # fmt: skip
-    return OnDevice(bits, bucket, k, plan, _join(codes, bits), scales)
-
-
 @dataclass(frozen=True)
 class OnDevice:
-    """Codes and scales that have not been read yet."""
+    """Codes, scales and levels that have not been read yet."""
 
     bits: int
     bucket: int
-    count: int
-    plan: host.Plan
-    packed: torch.Tensor  # (bytes,) uint8
-    scales: torch.Tensor  # (buckets,) int32: the patterns of float32
+    parts: tuple[torch.Tensor, ...]  # packed codes, (b,) uint8 each; scales; levels, by_largest, settled
 
-    def codes(self, packed: np.ndarray, scales: np.ndarray) -> host.Codes:
-        """Make the codes of what was read of `packed` and of the bytes of `scales`."""
-        patterns = self.plan.patterns(scales.view(np.float32))
-        return host.Codes(self.bits, self.bucket, self.count, packed, self.plan.table, patterns)
+    def codes(self, count: int, *parts: np.ndarray) -> host.Codes | None:
+        """Make the codes of `count` values from what was read of the parts; None: `host.plan` looks
+        further for levels."""
+        *packed, scales, at, by_largest, settled = parts
+        if not settled.all():
+            return None
+        levels = host.Levels(at.view(np.float64), np.empty(0, np.uint8), 0.0)
+        how = host.Plan(levels, bool(by_largest.any()))
+        widths = (1, 2) if self.bits == 3 else (self.bits,)
+        whole = [one[: -(-count * width // 8)] for one, width in zip(packed, widths, strict=True)]
+        patterns = how.patterns(scales.view(np.float32)[: -(-count // self.bucket)])
+        return host.Codes(self.bits, self.bucket, count, np.concatenate(whole), how.table, patterns)
+
+
+def quantize(kept: Selected, bits: int, bucket: int, plans: host.Plans) -> OnDevice:
+    """Quantize values as the host does, to 1 to 8 bits, without noise, in buckets of a power of two.
+
+    Codes at the border of two levels may differ from the host's, because sums are added up in another order.
+    """
+    buckets, device = triton.cdiv(len(kept.values), bucket), kept.values.device
+    codes = torch.zeros(len(kept.values), dtype=torch.uint8, device=device)
+    scales = torch.zeros(buckets, dtype=torch.int32, device=device)
+    together = max(AT_ONCE // bucket, 1)
+    launch(
+        _quantize, triton.cdiv(buckets, together), kept.values, kept.count, buckets, plans.by_bin[0],
+        plans.at[0].float(), plans.by_largest.int(), codes, scales,
+        bits, bucket, together, 1 < bits < 8, host.LOWEST, host.SHIFT, host.BINS, host.BEYOND.get(bits, 1.0),
+        num_warps=max(4, bucket // 512),
+    )  # fmt: skip
+    packed = [_pack(codes >> 2, 1), _pack(codes & 3, 2)] if bits == 3 else [_pack(codes, bits)]
+    return OnDevice(bits, bucket, (*packed, scales, plans.at[0], plans.by_largest, plans.settled))
 
 
 def dequantize(codes: host.Codes, device: torch.device, inside: int = 0) -> torch.Tensor:
@@ -129,13 +130,6 @@ def dequantize(codes: host.Codes, device: torch.device, inside: int = 0) -> torc
     size = codes.quant_bucket_size
     launch(_dequantize, triton.cdiv(k, BLOCK), packed, table, scales, out, k, inside, size, bits, BLOCK)
     return out
-
-
-def _join(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Pack codes, (k,) uint8 with the sign on top, as the host does."""
-    if bits == 3:
-        return torch.cat([_pack(codes >> 2, 1), _pack(codes & 3, 2)])
-    return _pack(codes, bits)
 
 
 def _pack(numbers: torch.Tensor, width: int) -> torch.Tensor:
@@ -157,26 +151,26 @@ def _nearest(y, by_bin, LOWEST: tl.constexpr, SHIFT: tl.constexpr, BINS: tl.cons
 
 @triton.jit
 def _quantize(
-    values, k, buckets, by_bin, at, codes, scales,
-    BITS: tl.constexpr, BUCKET: tl.constexpr, ROWS: tl.constexpr, BY_LARGEST: tl.constexpr, STRETCH:
-    tl.constexpr, LOWEST: tl.constexpr, SHIFT: tl.constexpr, BINS: tl.constexpr, BEYOND: tl.constexpr,
+    values, count, buckets, by_bin, at, by_largest, codes, scales,
+    BITS: tl.constexpr, BUCKET: tl.constexpr, ROWS: tl.constexpr, STRETCH: tl.constexpr,
+    LOWEST: tl.constexpr, SHIFT: tl.constexpr, BINS: tl.constexpr, BEYOND: tl.constexpr,
 ):  # fmt: skip
+    k = tl.load(count)
+    largest = tl.load(by_largest)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     i = row[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
     x = tl.load(values + i, mask=i < k, other=0.0)
     magnitude = tl.abs(x)
-    if BY_LARGEST:
-        pattern = tl.max(magnitude, 1).to(tl.int32, bitcast=True) + 0xFFFF
-    else:
-        real = tl.maximum(tl.minimum(k - row * BUCKET, BUCKET), 1).to(tl.float32)
-        pattern = tl.sum(magnitude / real[:, None], 1).to(tl.int32, bitcast=True) + 0x8000
+    real = tl.maximum(tl.minimum(k - row * BUCKET, BUCKET), 1).to(tl.float32)
+    mean = tl.sum(magnitude / real[:, None], 1).to(tl.int32, bitcast=True) + 0x8000
+    pattern = tl.where(largest > 0, tl.max(magnitude, 1).to(tl.int32, bitcast=True) + 0xFFFF, mean)
     scale = tl.minimum(pattern & -65536, 0x7F7F0000).to(tl.float32, bitcast=True)
     inverse = tl.where(scale > 0, 1.0 / tl.where(scale > 0, scale, 1.0), 0.0)
     y = magnitude * inverse[:, None]
     if STRETCH:
         top = tl.load(at + (1 << (BITS - 1)) - 1)
         worst = tl.max(y, 1) / top
-        far = worst > BEYOND
+        far = (worst > BEYOND) & (largest == 0)
         worst = tl.where(far, worst, 1.0)
         factor = worst * 0 + 1.0
         least = worst * 0 + float("inf")
@@ -218,49 +212,104 @@ def _dequantize(packed, table, scales, out, k, before, bucket, BITS: tl.constexp
 
 
 @dataclass(frozen=True)
+class Look:
+    """One way to look for the k largest magnitudes of a vector of m."""
+
+    m: int
+    k: int
+    room: int  # for the elements that reach the threshold
+    cut: bool  # those too many are cut off, at the cost of a sort
+    sigmas: tuple[float, ...] = topk.SIGMAS  # how careful this look is, and the later ones
+
+    @property
+    def most(self) -> int:
+        """The most values that it keeps."""
+        return min(self.k + topk.spare(self.m, self.k), self.room)
+
+    def next(self, found: Found) -> Look | None:
+        """Say how to look again, where this look did not find what it was to; None: it did."""
+        reached = found.above + found.equal
+        if reached < self.k and found.threshold > topk.TINY:
+            return replace(self, sigmas=self.sigmas[1:], cut=True)
+        if reached < self.k:  # there are no more
+            return replace(self, k=reached, room=reached, cut=False, sigmas=topk.SIGMAS[-1:])
+        if found.kept <= (self.room if self.cut else self.most):
+            return None
+        return replace(self, room=max(self.room, found.kept), cut=True)
+
+
+def first_look(m: int, k: int) -> Look:
+    """Say how to look for k of m at first: with a cut where a careful threshold lets more than 1 % too many
+    pass."""
+    step = topk.stride(m)
+    sample = m if step == 1 else topk.seen(m, topk.LINE, step)
+    careful = topk.wanted(m, sample, k, topk.SIGMAS[0]) * m > (k + topk.spare(m, k)) * sample
+    return Look(m, k, min(m, k + k // 8 + SPARE), careful)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Elements around a threshold, as the host reads them."""
+
+    above: int
+    equal: int
+    kept: int  # above it, and so many of those equal as there is use for
+    threshold: int
+    largest: int  # magnitude of all
+    count: int  # that are left after a cut
+
+
+@dataclass(frozen=True)
 class Selected:
-    """The result of top-k, on the device: values[j] stands at positions[j]."""
+    """The result of top-k, on the device: values[j] stands at positions[j]; from `count` on there is none."""
 
-    positions: torch.Tensor  # (k,) int64, ascending
-    values: torch.Tensor  # (k,) float32
-    rows: np.ndarray  # some of the values, a bucket each, on the host: what levels are fitted to
+    positions: torch.Tensor  # (most,) int64, ascending
+    values: torch.Tensor  # (most,) float32
+    count: torch.Tensor  # () int64
+    numbers: torch.Tensor  # (6,) int64, of `Found`
 
 
-def largest(v: torch.Tensor, k: int, bucket: int = 1) -> Selected:
+def largest(v: torch.Tensor, look: Look) -> Selected:
     """Select the k largest magnitudes of v, (m,) float32: those of `topk.largest` where that is exact.
 
-    Never more than `topk.spare` allows: of equal magnitudes at the border the first are taken. The device is
-    waited for once, seldom more often.
+    Never more than `topk.spare` allows: of equal magnitudes at the border the first are taken.
     """
-    bits = v.view(torch.int32)
-    for sigmas in topk.SIGMAS:
-        threshold = _guess(bits, k, sigmas)
-        found, counts, sampled = _reaching(bits, threshold, k, bucket)
-        if counts.above + counts.equal >= k or counts.threshold <= topk.TINY:
-            break
-    if counts.largest >= topk.INFINITY:
-        worst = int(((bits & topk.MAGNITUDE) >= topk.INFINITY).nonzero()[0])
-        raise NonFiniteError(float(v[worst]), worst)
-    if counts.kept > len(found[0]):  # a sample that misled: the room did not do
-        found = _gather_all(bits, counts.threshold, counts.kept)
-    positions, values = (part[: counts.kept] for part in found)
-    if counts.kept < k:  # there is no more, and the sample of the values goes beyond them
-        sampled = host.seen(values.view(torch.float32), bucket).cpu().numpy()
-    if counts.above > k + topk.spare(len(v), k):
-        positions, values = _fewer(positions, values, k)
-    return Selected(positions, values.view(torch.float32), sampled)
+    bits, k = v.view(torch.int32), look.k
+    threshold, blocks = _guess(bits, k, look.sigmas[0]), triton.cdiv(look.m, WIDE)
+    counts = torch.empty(3, blocks, dtype=torch.int64, device=v.device)
+    launch(_count, blocks, bits, look.m, threshold, counts, blocks, WIDE)
+    ends = counts[:2].cumsum(1)
+    above, equal = ends[0, -1], ends[1, -1]
+    quota = torch.where(above + equal <= k + topk.spare(look.m, k), equal, (k - above).clamp(min=0))
+    positions = torch.full((look.room,), look.m, device=v.device)
+    patterns = torch.zeros(look.room, dtype=torch.int32, device=v.device)
+    launch(
+        _gather, blocks, bits, look.m, threshold, ends - counts[:2], blocks, quota, positions, patterns,
+        look.room, WIDE,
+    )  # fmt: skip
+    count = kept = above + torch.minimum(equal, quota)
+    if look.cut:
+        positions, patterns, count = _fewer(positions, patterns, kept, look)
+    numbers = torch.stack([above, equal, kept, threshold.to(torch.int64), counts[2].max(), count])
+    return Selected(positions[: look.most], patterns[: look.most].view(torch.float32), count, numbers)
 
 
-def _fewer(positions: torch.Tensor, values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep the k largest of more; of equal ones the first. Nobody waits for the device."""
-    magnitudes = values & topk.MAGNITUDE
+def _fewer(
+    positions: torch.Tensor, values: torch.Tensor, count: torch.Tensor, look: Look
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keep the k largest where there are too many more; of equal ones the first."""
+    magnitudes, k, most = values & topk.MAGNITUDE, look.k, look.most
     border = magnitudes.sort(descending=True).values[k - 1].clone()  # a view would keep all of them
     keep = magnitudes > border
     equal = magnitudes == border
-    del magnitudes
     keep |= equal & (equal.cumsum(0) <= k - keep.sum())
-    to = keep.cumsum(0).sub_(1).masked_fill_(~keep, k)
-    return tuple(part.new_empty(k + 1).scatter_(0, to, part)[:k] for part in (positions, values))  # type: ignore[return-value]
+    few = count <= most
+    keep |= few & (magnitudes > 0)
+    del magnitudes
+    to = keep.cumsum(0).sub_(1).masked_fill_(~keep, most)
+    both = (part.new_full((most + 1,), rest) for part, rest in ((positions, look.m), (values, 0)))
+    positions, values = (new.scatter_(0, to, old) for new, old in zip(both, (positions, values), strict=True))
+    return positions[:most], values[:most], torch.where(few, count, k)
 
 
 @dataclass(frozen=True)
@@ -271,37 +320,39 @@ class CodedPositions:
     m: int
     parts: tuple[torch.Tensor, ...]  # (1,) int64 and bytes, (b,) uint8; None: positions, (k,) int64
 
-    def read(self, *parts: np.ndarray) -> EncodedPositions:
-        """Encode them from the bytes of the parts, as the host does."""
+    def read(self, count: int, *parts: np.ndarray) -> EncodedPositions:
+        """Encode `count` of them from the bytes of the parts, as the host does."""
         if self.kind is None:
-            return coding.encode_positions(parts[0].view(np.int64), self.m)
+            return coding.encode_positions(parts[0].view(np.int64)[:count], self.m)
         return coding.encode_bytes(self.kind, parts[1][: int(parts[0].view(np.int64)[0])])
 
 
-def coded(positions: torch.Tensor, m: int) -> CodedPositions:
-    """Prepare positions (k,) int64 for the host: where they are coded as bytes, only bytes leave the device.
+def coded(positions: torch.Tensor, count: torch.Tensor, m: int, kind: int | None) -> CodedPositions:
+    """Prepare the first `count` of positions (k,) int64 for the host: where they are coded as bytes, only
+    bytes leave the device. All that follow are m.
 
     Of gaps 255 is for 255 skipped and more to come. How many bytes there are is in front of them; the rest of
     them has no meaning.
     """
-    k, device, kind = len(positions), positions.device, coding.byte_kind(len(positions), m)
+    k, device = len(positions), positions.device
     if kind is None:
         return CodedPositions(kind, m, (positions,))
     if kind == ALL:
         return CodedPositions(kind, m, (positions.new_zeros(1), positions.new_empty(0, dtype=torch.uint8)))
     if kind == MASK:
-        mask = torch.zeros(-(-m // 8) * 8, dtype=torch.uint8, device=device).index_fill_(0, positions, 1)
+        mask = torch.zeros((m // 8 + 1) * 8, dtype=torch.uint8, device=device).index_fill_(0, positions, 1)
+        mask[m:] = 0
         packed = (mask.view(-1, 8) << torch.arange(8, dtype=torch.uint8, device=device)).sum(
             1, dtype=torch.uint8
         )
-        return CodedPositions(kind, m, (positions.new_full((1,), len(packed)), packed))
+        return CodedPositions(kind, m, (positions.new_full((1,), -(-m // 8)), packed))
     blocks = triton.cdiv(k, WIDE)
     counts = torch.empty(blocks, dtype=torch.int64, device=device)
-    launch(_escapes, blocks, positions, k, counts, WIDE)
+    launch(_escapes, blocks, positions, count, counts, WIDE)
     ends = counts.cumsum(0)
     out = torch.full((k + m // 255 + 1,), 255, dtype=torch.uint8, device=device)
-    launch(_gap_bytes, blocks, positions, k, ends - counts, out, WIDE)
-    return CodedPositions(kind, m, (ends[-1:] + k, out))
+    launch(_gap_bytes, blocks, positions, count, ends - counts, out, WIDE)
+    return CodedPositions(kind, m, (ends[-1:] + count, out))
 
 
 def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.device) -> torch.Tensor:
@@ -346,60 +397,6 @@ def _guess(bits: torch.Tensor, k: int, sigmas: float) -> torch.Tensor:
     return torch.maximum((seen & topk.MAGNITUDE).sort().values[len(seen) - rank], least)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Elements around a threshold."""
-
-    above: int
-    equal: int
-    kept: int  # above it, and so many of those equal as there is use for
-    threshold: int
-    largest: int  # magnitude of all
-
-
-def _reaching(
-    bits: torch.Tensor, threshold: torch.Tensor, k: int, bucket: int
-) -> tuple[tuple[torch.Tensor, torch.Tensor], Counts, np.ndarray]:
-    """Gather positions and patterns of the elements above the threshold, and of as many of the equal ones as
-    make k, or all where that is hardly more. At most a room for an eighth more than k is filled.
-
-    Also returns the counts, and a sample of the values; they come to the host together.
-    """
-    blocks, device = triton.cdiv(len(bits), WIDE), bits.device
-    counts = torch.empty(3, blocks, dtype=torch.int64, device=device)
-    launch(_count, blocks, bits, len(bits), threshold, counts, blocks, WIDE)
-    ends = counts[:2].cumsum(1)
-    above, equal = ends[0, -1], ends[1, -1]
-    enough = above + equal <= k + topk.spare(len(bits), k)
-    quota = torch.where(enough, equal, (k - above).clamp(min=0))
-    room = min(len(bits), k + k // 8 + SPARE)
-    found = _gathered(bits, threshold, ends - counts[:2], quota, room)
-    rows = host.seen(found[1][:k], bucket)
-    numbers = torch.stack([above, equal, quota, threshold.to(torch.int64), counts[2].max()])
-    read = torch.cat([numbers.view(torch.int32), rows.reshape(-1)]).cpu().numpy()
-    above, equal, quota, low, most = read[:10].view(np.int64).tolist()
-    seen = read[10:].view(np.float32).reshape(rows.shape)
-    return found, Counts(above, equal, above + min(equal, quota), low, most), seen
-
-
-def _gathered(
-    bits: torch.Tensor, threshold: torch.Tensor, starts: torch.Tensor, quota: torch.Tensor, room: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    positions = torch.zeros(room, dtype=torch.int64, device=bits.device)
-    patterns = torch.zeros(room, dtype=torch.int32, device=bits.device)
-    blocks = starts.shape[1]
-    launch(
-        _gather, blocks, bits, len(bits), threshold, starts, blocks, quota, positions, patterns, room, WIDE
-    )  # fmt: skip
-    return positions, patterns
-
-
-def _gather_all(bits: torch.Tensor, low: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gather all `count` elements above the threshold `low`."""
-    found = ((bits & topk.MAGNITUDE) > low).nonzero().view(-1)[:count]
-    return found, bits[found]
-
-
 @triton.jit
 def _count(bits, m, threshold, counts, blocks, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -431,7 +428,8 @@ def _gather(
 
 
 @triton.jit
-def _escapes(positions, k, counts, BLOCK: tl.constexpr):
+def _escapes(positions, count, counts, BLOCK: tl.constexpr):
+    k = tl.load(count)
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = tl.load(positions + j, mask=j < k, other=0)
     before = tl.load(positions + j - 1, mask=(j < k) & (j > 0), other=-1)
@@ -440,7 +438,8 @@ def _escapes(positions, k, counts, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gap_bytes(positions, k, starts, out, BLOCK: tl.constexpr):
+def _gap_bytes(positions, count, starts, out, BLOCK: tl.constexpr):
+    k = tl.load(count)
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = tl.load(positions + j, mask=j < k, other=0)
     before = tl.load(positions + j - 1, mask=(j < k) & (j > 0), other=-1)

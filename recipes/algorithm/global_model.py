@@ -193,7 +193,10 @@ class GlobalModel:
             else:
                 each_window(update.update, device, add)
         if changes:
-            self._fingerprint = self.fingerprint, Arriving(torch.stack(changes).sum())
+            total, *rest = changes
+            for change in rest:  # in place: x' has moved, and a device may have no room left
+                total.add_(change)
+            self._fingerprint = self.fingerprint, Arriving(total)
         self.round += 1
 
 

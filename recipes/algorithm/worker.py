@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from compress import (
     Cocktail,
+    Delta,
     Encoded,
     NonFiniteError,
     PackedUpdate,
@@ -121,13 +123,15 @@ class Worker:
         decay = self.rate.decays[self.rate.rung]
         round = model.round if round is None else round
         compressor = self.rate.compressor.at(round)
-        for shard, sample in model.samples(round, compressor):
-            earlier = [u for one in in_flight for u in one.shard_updates if u.shard.number == shard.number]
-            d, sent = self._encoded(compressor, shard, sample, round, earlier)
+        samples = [*model.samples(round, compressor)]
+        each: list[Callable[[], Tensor]] = [partial(self._delta, *at, in_flight) for at in samples]
+        if decay < 1:  # x_i is not read once more: it may move as soon as the packet is there
+            each = [cache(make) for make in each]
+        encoded = self._encoded(compressor, samples, each)
+        for (shard, sample), delta, sent in zip(samples, each, encoded, strict=True):
             packets.append(sent.packet)
-            d = d if decay < 1 else d.new_empty(0)  # free it before more is made
             update = sent.update()
-            unsent = None if decay == 1 else subtract(d, update).mul_(1 - decay)
+            unsent = None if decay == 1 else subtract(delta(), update).mul_(1 - decay)
             updates.append(ShardUpdate(shard, sample, update, unsent))
         whole = round < model.compressor.uncompressed_rounds
         self.rate = self.rate.sent(0 if whole else sum(map(len, packets)))
@@ -222,17 +226,31 @@ class Worker:
         """Compute the Euclidean norm of d_i = x_i - x'."""
         return self.local_model.distance(self.global_model.vector)
 
-    def _encoded(
-        self, compressor: Cocktail, shard: Shard, sample: Sample, round: int, earlier: Sequence[ShardUpdate]
-    ) -> tuple[Tensor, Encoded]:
-        """Compute and encode d_i of one shard (lines 1 and 2), on the host where its device has no room."""
-        x, name_at = self.global_model.vector, self._names_in(shard, sample)
+    def _delta(self, shard: Shard, sample: Sample, in_flight: Sequence[DecodedPacket]) -> Tensor:
+        """Compute d_i of a shard (line 1), (m,), in the host's memory where its device has no room."""
+        x, d = self.global_model.vector, None
         with suppress(torch.OutOfMemoryError):
-            d = without(self.local_model.difference(shard, sample, x), sample, earlier)  # 1   (m,)
-            return d, compressor.encode(d, name_at)  # 2
+            if not self.short_of_memory:
+                d = self.local_model.difference(shard, sample, x)
+        if d is None:
+            self.short_of_memory = True
+            d = delta_on_host(self.local_model, shard, sample, x)
+        updates = [update for packet in in_flight for update in packet.shard_updates]
+        return without(d, sample, [one for one in updates if one.shard.number == shard.number])
+
+    def _encoded(
+        self,
+        compressor: Cocktail,
+        samples: Sequence[tuple[Shard, Sample]],
+        each: Sequence[Callable[[], Tensor]],
+    ) -> list[Encoded]:
+        """Encode d_i of every shard (line 2), on the host where its device has no room."""
+        names = [self._names_in(*at) for at in samples]
+        with suppress(torch.OutOfMemoryError):
+            return compressor.encode_each([*map(Delta, each, names)])
         self.short_of_memory = True
-        d = without(delta_on_host(self.local_model, shard, sample, x), sample, earlier)
-        return d, compressor.encode(d, name_at)
+        on_host = [lambda make=make: make().cpu() for make in each]
+        return compressor.encode_each([*map(Delta, on_host, names)])
 
     def _names_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
         if (name_at := self.name_at) is None:

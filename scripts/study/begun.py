@@ -91,6 +91,7 @@ class Begun:
                 tensors |= {f"{number}.optimizer{which}.{name}": one for name, one in states}
         if sum(one.nbytes for one in tensors.values()) > MOST:
             return
+        swarm.count_bytes()
         said = {"step": step, "curve": self.curve, "seconds": self.seconds + seconds, "round": swarm.round}
         said |= {"up": swarm.up, "down": swarm.down, "steps": swarm.peers[0].steps}
         self.file.parent.mkdir(parents=True, exist_ok=True)

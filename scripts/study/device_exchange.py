@@ -4,9 +4,8 @@
     C[D_i]                                                  a dense (N, m), zero where nothing is sent
     D = sum_i w_i s_i C[D_i] + e;  e <- D - C[D]            (m,)
 
-The product decides the levels of a packet on some of its values, on the host. That is all that comes there,
-and the host waits twice a round: for all peers together, and for the aggregate. Zeros that a packet leaves
-out are sent as zeros. How long packets are is asked of the product's encoder, now and then.
+Nothing waits for the device in a round. Zeros that a packet leaves out are sent as zeros. How long packets
+are is asked of the product's encoder for some rounds, when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ import torch
 from torch import Tensor
 
 from compress import Cocktail, Sample, topk
-from compress.backends import compiled
-from compress.quantization import BINS, LOWEST, SHIFT, Plan, plan, seen
+from compress.quantization import BEYOND, BINS, LOWEST, SHIFT, Plans, bf16, plans, seen
 from recipes.algorithm import GlobalModel, OuterOptimizer
 from recipes.algorithm.robust_mean import FEWEST, HELD
 
-LARGEST = 0x7F7F0000  # pattern of the largest finite BF16
 MEASURED = 32  # rounds from one measured packet to the next; at first fewer, as a warm-up begins with 0
 LEAST = 2.0**-40  # spacing of numbers below which every change counts as seen
 
@@ -72,7 +69,8 @@ class DeviceExchange:
         (self.shard,) = global_model.shards
         self.error = torch.zeros_like(global_model.vector)
         self.momentum = torch.zeros_like(self.error if outer.momentum else self.error[:0])
-        self.up = self.down = 0  # bytes of a packet of a peer's and of the aggregate, as last measured
+        self.sizes = [0, 0]  # bytes of a packet of a peer's and of the aggregate, as last measured
+        self.rounds: list[tuple[Tensor, ...]] = []  # of each since then: a delta and D, if they are measured
         self.seen, self.correlated, self.parts = seen, correlated, parts
 
     def start(self, xs: Sequence[Tensor], round: int) -> Deltas:
@@ -97,8 +95,8 @@ class DeviceExchange:
             D = self.outer.step(D, v).add_(e)
             sample.put_(self.momentum, v)
         (moved,) = compressed(self.compressor, D[None], place)
-        if self.model.round.bit_count() < 2 or self.model.round % MEASURED == 0:
-            self.up, self.down = (len(self.compressor.encode(one).packet) for one in (deltas[0], D))
+        measured = self.model.round.bit_count() < 2 or self.model.round % MEASURED == 0
+        self.rounds.append((deltas[0].clone(), D) if measured else ())
         sample.put_(self.error, D - moved)
         for x, own, delta in zip(xs, sent, deltas, strict=True):
             joined = (sample.take(x) + moved) - own
@@ -107,6 +105,15 @@ class DeviceExchange:
             sample.put_(x, joined)
         sample.put_(self.model.vector, sample.take(self.model.vector) + moved)
         self.model.round += 1
+
+    def bytes_sent(self) -> tuple[int, int]:
+        """Count the bytes of a peer's packets and of the aggregates since the last call; this waits."""
+        up = down = 0
+        for vectors in self.rounds:
+            self.sizes = [len(self.compressor.encode(one).packet) for one in vectors] or self.sizes
+            up, down = up + self.sizes[0], down + self.sizes[1]
+        self.rounds = []
+        return up, down
 
     def _mean(self, sent: Tensor, weights: Sequence[float], out: Tensor) -> Tensor:
         """out += rate * sum_i w_i s_i C[D_i], peer by peer; s_i shortens what is over twice the median."""
@@ -154,59 +161,55 @@ def quantized(values: Tensor, compressor: Cocktail, draws: Tensor | None = None)
         scale = bf16(rows.abs().amax(2) / 32767, up=True)[..., None]
         places = torch.floor(rows * inverse(scale) + 0.5).clamp(-32767, 32767)
         return (places * scale).flatten(1)[:, :count]
-    looked_at = torch.stack([seen(own, bucket) for own in values]).cpu().numpy()  # the host waits
-    many, every = compiled(count), [None] * len(values) if draws is None else list(draws)
-    return torch.stack(
-        [
-            leveled(own, whole, count, plan(few, bits, many, compressor.quant_step), bits, drawn)
-            for own, whole, few, drawn in zip(rows, values, looked_at, every, strict=True)
-        ]
-    )
+    how = plans(torch.stack([seen(own, bucket) for own in values]), bits, compressor.quant_step)
+    return leveled(rows, values, how, bits, draws)
 
 
-def leveled(
-    rows: Tensor, values: Tensor, count: int, how: Plan, bits: int, drawn: Tensor | None = None
-) -> Tensor:
-    """Quantize one vector's buckets (b, bucket) to the nearest levels of its plan, (k,); with thresholds
-    (k,) to one of the two around each."""
-    magnitudes, bucket = rows.abs(), rows.shape[1]
-    scale = magnitudes.amax(1) if how.by_largest else magnitudes.mean(1)
-    if not how.by_largest and count % bucket:
-        scale[-1] *= bucket / (count % bucket)  # its mean is of the values that are there
-    scale = bf16(scale, up=how.by_largest)
-    y = magnitudes * inverse(scale)[:, None]
-    at = torch.from_numpy(how.levels.at.astype(np.float32)).to(rows.device)
-    number = torch.from_numpy(how.levels.by_bin.astype(np.int64)).to(rows.device)
+def leveled(rows: Tensor, values: Tensor, how: Plans, bits: int, draws: Tensor | None = None) -> Tensor:
+    """Quantize the buckets (N, b, bucket) of values (N, k) to the nearest levels of their plans; with
+    thresholds (N, k) to one of the two around each."""
+    magnitudes, count, bucket = rows.abs(), values.shape[1], rows.shape[2]
+    mean = magnitudes.mean(2)
+    if count % bucket:
+        mean[:, -1] *= bucket / (count % bucket)  # its mean is of the values that are there
+    largest = how.by_largest[:, None]
+    scale = torch.where(largest, bf16(magnitudes.amax(2), up=True), bf16(mean, up=False))
+    y = magnitudes * inverse(scale)[..., None]
+    at, table = how.at.float(), (how.at * 2.0 ** unit_of(how)).round().float()
 
     def nearest(y: Tensor) -> Tensor:
-        return number[((y.view(torch.int32) >> SHIFT) - LOWEST).clamp(0, BINS - 1)]
+        number = ((y.view(torch.int32) >> SHIFT) - LOWEST).clamp(0, BINS - 1)
+        return how.by_bin.gather(1, number.flatten(1).long()).long().view_as(y)
 
-    if bits > 1 and not how.by_largest:  # buckets with an outlier get a scale that serves them better
-        worst = (y.amax(1) / at[-1]).clamp(min=1)
+    if 1 < bits < 8:  # buckets with an outlier get a scale that serves them better
+        worst = (y.amax(2) / at[:, -1:]).clamp(min=1)
         least, factor = torch.full_like(worst, torch.inf), torch.ones_like(worst)
         for power in (0, 1 / 3, 2 / 3, 1):
             wider = worst**power
-            there = at[nearest(y / wider[:, None])] * wider[:, None]
-            error = ((y - there) / worst[:, None]).square().sum(1)
+            there = looked_up(at, nearest(y / wider[..., None])) * wider[..., None]
+            error = ((y - there) / worst[..., None]).square().sum(2)
             factor = torch.where(error < least, wider, factor)
             least = torch.minimum(error, least)
-        outlying = (y > float(how.levels.beyond)).any(1)
+        outlying = (worst > BEYOND[bits]) & ~largest
         wider = torch.where(outlying, bf16(scale * factor, up=False), scale)
-        y = torch.where(outlying[:, None], y * (scale * inverse(wider))[:, None], y)
+        y = torch.where(outlying[..., None], y * (scale * inverse(wider))[..., None], y)
         scale = wider
-    table = torch.from_numpy(how.table.astype(np.float32)).to(rows.device)
     sign, chosen = torch.where(values < 0, -1.0, 1.0), nearest(y)
-    if drawn is not None:
-        few, sign = rounded(y.flatten()[:count] * sign, at, drawn)
-        chosen = torch.nn.functional.pad(few, (0, y.numel() - count)).view_as(y)
-    found = table[chosen] * (scale * 2.0**-how.unit)[:, None]
-    return sign * found.flatten()[:count]
+    if draws is not None:
+        few, sign = rounded(y.flatten(1)[:, :count] * sign, at, draws)
+        chosen = torch.nn.functional.pad(few, (0, -count % bucket)).view_as(y)
+    found = looked_up(table, chosen) * (scale * 2.0 ** -unit_of(how))[..., None]
+    return sign * found.flatten(1)[:, :count]
 
 
-def bf16(x: Tensor, up: bool) -> Tensor:
-    """Round numbers of at least 0 to the nearest finite BF16, or the next one up."""
-    pattern = (x.contiguous().view(torch.int32) + (0xFFFF if up else 0x8000)) & ~0xFFFF
-    return pattern.clamp(max=LARGEST).view(torch.float32)
+def unit_of(how: Plans) -> Tensor:
+    """Compute each `Plan.unit`, (N, 1) float32."""
+    return (15 - how.at[:, -1:].log2().ceil()).float()
+
+
+def looked_up(table: Tensor, numbers: Tensor) -> Tensor:
+    """Look up numbers (N, b, bucket), each vector's in a table of its own, (N, levels)."""
+    return table.gather(1, numbers.flatten(1)).view_as(numbers)
 
 
 def inverse(scale: Tensor) -> Tensor:
@@ -239,18 +242,18 @@ def draws_of(deltas: Tensor, round: int) -> Tensor:
 
 
 def rounded(signed: Tensor, at: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Round `signed` at random to one of the two levels around it, so that it is right in the mean.
+    """Round `signed` (N, k) at random to one of the two levels around it, so that it is right in the mean.
 
     Args:
-        at: the levels' magnitudes, ascending.
+        at: the levels' magnitudes, ascending, (N, levels).
         thresholds: uniform in [0, 1), in the shape of `signed`.
 
     Returns: number of the level, and +1 or -1.
     """
-    levels = torch.cat([-at.flip(0), at])
-    above = torch.searchsorted(levels, signed.contiguous()).clamp(1, len(levels) - 1)
-    low, high = levels[above - 1], levels[above]
+    levels, count = torch.cat([-at.flip(1), at], 1), at.shape[1]
+    above = torch.searchsorted(levels, signed.contiguous()).clamp(1, 2 * count - 1)
+    low, high = levels.gather(1, above - 1), levels.gather(1, above)
     chosen = torch.where((signed - low) / (high - low) > thresholds, above, above - 1)
-    positive = chosen >= len(at)
-    number = torch.where(positive, chosen - len(at), len(at) - 1 - chosen)
+    positive = chosen >= count
+    number = torch.where(positive, chosen - count, count - 1 - chosen)
     return number, torch.where(positive, 1.0, -1.0)

@@ -56,7 +56,8 @@ def begun_cell(size: Size, place: Place, cell: Cell) -> tuple[Cell, Outcome | No
     """Train a cell, or what is left of one that was cut short; None: the time was over before."""
     if time.monotonic() >= place.until:
         return cell, None
-    named = repr((size.name, setting_text(cell.setting), cell.rate, cell.seed)).encode()
+    # 2: optimizers' states are of whole vectors
+    named = repr((2, size.name, setting_text(cell.setting), cell.rate, cell.seed)).encode()
     file = place.folder / "begun" / f"{hashlib.sha256(named).hexdigest()[:16]}.safetensors"
     begun = Begun(place.until, file if size.model else None, say if size.model else None)
     outcome = train(size, cell.setting, cell.rate, cell.seed, place.folder, begun)
@@ -129,6 +130,8 @@ def options() -> argparse.ArgumentParser:
 
 def main() -> None:
     given = options().parse_args()
+    if given.same_rate and given.model:
+        raise SystemExit("--same-rate: its tables are of the study's own model; leave out --model")
     size = QUICK if given.quick else size_of(given)
     if size.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"--device {size.device}: this machine has no CUDA device, or a torch without CUDA")

@@ -55,6 +55,7 @@ STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
 WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight
 Optim = Literal["adamw_torch_fused", "muon", "soap", "adafactor", "adamw_8bit", "sgd"]
 ADAMW: Final = "adamw_torch_fused"
+ELEMENTWISE: tuple[Optim, ...] = (ADAMW, "sgd")
 CLIP = 1.0  # of the gradient's norm
 
 
@@ -290,6 +291,9 @@ class Peer:
         self.flat.take(global_model.vector)
         self.worker = Worker(self.flat.vector, global_model, decay=setting.error_decay)
         apart = (flat.masters[0::2], flat.masters[1::2]) if setting.in_turn else (flat.masters,)
+        if training.optim in ELEMENTWISE and not (setting.in_turn or setting.masked or training.weight_decay):
+            whole = flat.vector.detach()  # one parameter: a step is one launch
+            whole.grad, apart = flat.grad, ([whole],)
         self.optimizers = [build_optimizer(masters, training, embeddings) for masters in apart]
         self.ahead = torch.zeros_like(flat.vector) if setting.ahead else None  # the last step, (P,)
         self.gathering = setting.gathering
@@ -302,11 +306,9 @@ class Peer:
     def step(self, grad: Tensor, half: tuple[float, Tensor] | None, rate: float, beta1: float) -> None:
         """Step with a gradient (P,), of which `half` is a share and that part's sample. The device is waited
         for only where the noise is measured."""
-        self.flat.grad.copy_(grad)
         limit = CLIP * self.noise.sums.norms(self.noise.share)
-        norms = torch._foreach_norm(self.flat.layout.views(self.flat.grad))
-        clipped = (limit / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
-        self.flat.grad.mul_(clipped)
+        clipped = (limit / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0)
+        torch.mul(grad, clipped, out=self.flat.grad)
         if half is not None:
             self.noise.partly(half[0], half[1] * clipped)
         longer = 1.0 if self.linear else self.noise.sums.factor
@@ -500,8 +502,6 @@ class Swarm:
         packets = started.packets
         if self.on_device is not None and started.deltas is not None:
             self.on_device.finish(self.vectors, started.deltas, self.weights)
-            self.up += self.on_device.up * len(self.peers)
-            self.down += self.on_device.down
             self.round += 1
             return
         weighted = zip(packets, self.weights, strict=True)
@@ -512,6 +512,12 @@ class Swarm:
         self.down += len(flight.aggregate)
         self.round += 1
         self.apply(max(self.setting.staleness, 1) - 1)
+
+    def count_bytes(self) -> None:
+        """Count what was exchanged by vectors; this waits for their device."""
+        if self.on_device is not None:
+            up, down = self.on_device.bytes_sent()
+            self.up, self.down = self.up + up * len(self.peers), self.down + down
 
     def apply(self, in_flight: int) -> None:
         """Apply the rounds in flight to x' and every x_i (lines 5 to 7), until so many are left."""
@@ -562,6 +568,7 @@ def train(
     for step in every if rate else ():
         begun.step = step + 1
         if step * size.evals // size.steps != (step + 1) * size.evals // size.steps:
+            swarm.count_bytes()
             begun.measured(model.loss(swarm.shared, texts.along), begun.step / size.steps)
         if begun.step < size.steps:
             begun.save(swarm, begun.step, time.process_time() - began)
@@ -634,6 +641,7 @@ def outcome(
         rows = [len(half) for half in texts.halves]
         return sum(loss * count for loss, count in zip(losses, rows, strict=True)) / sum(rows)
 
+    swarm.count_bytes()
     halves = measured(swarm.shared)
     loss = over_all(halves)
     mean = over_all(measured(swarm.model_with_all_residuals())) if swarm.setting.peers else loss

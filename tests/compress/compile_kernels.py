@@ -27,11 +27,11 @@ GATHER = {
     "bits": "*i32", "m": "i64", "threshold": "*i32", "starts": "*i64", "blocks": "i32", "quota": "*i64",
     "positions": "*i64", "patterns": "*i32", "room": "i64",
 }  # fmt: skip
-ESCAPES = {"positions": "*i64", "k": "i64", "counts": "*i64"}
-GAP_BYTES = {"positions": "*i64", "k": "i64", "starts": "*i64", "out": "*u8"}
+ESCAPES = {"positions": "*i64", "count": "*i64", "counts": "*i64"}
+GAP_BYTES = {"positions": "*i64", "count": "*i64", "starts": "*i64", "out": "*u8"}
 QUANTIZE = {
-    "values": "*fp32", "k": "i64", "buckets": "i64", "by_bin": "*u8", "at": "*fp32", "codes": "*u8",
-    "scales": "*i32",
+    "values": "*fp32", "count": "*i64", "buckets": "i64", "by_bin": "*u8", "at": "*fp32",
+    "by_largest": "*i32", "codes": "*u8", "scales": "*i32",
 }  # fmt: skip
 DEQUANTIZE = {
     "packed": "*u8", "table": "*fp32", "scales": "*fp32", "out": "*fp32", "k": "i64", "before": "i32",
@@ -69,8 +69,8 @@ def assembled(target: GPUTarget, kernel: object, signature: dict[str, str], **co
 def quantize(target: GPUTarget, bits: int, bucket: int) -> Assembled:
     return assembled(
         target, kernels._quantize, QUANTIZE,
-        BITS=bits, BUCKET=bucket, ROWS=max(kernels.AT_ONCE // bucket, 1), BY_LARGEST=bits == 8,
-        STRETCH=1 < bits < 8, LOWEST=1, SHIFT=14, BINS=8192, BEYOND=1.25, num_warps=max(4, bucket // 512),
+        BITS=bits, BUCKET=bucket, ROWS=max(kernels.AT_ONCE // bucket, 1), STRETCH=1 < bits < 8,
+        LOWEST=1, SHIFT=14, BINS=8192, BEYOND=1.25, num_warps=max(4, bucket // 512),
     )  # fmt: skip
 
 

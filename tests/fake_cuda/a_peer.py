@@ -89,6 +89,7 @@ def small_samples(monkeypatch: Any) -> None:
     """Let a short vector be encoded and decoded like a long one, of which a small part is looked at first."""
     monkeypatch.setattr("compress.backends.WORTH", 1 << 14)
     monkeypatch.setattr(topk, "SAMPLED", 1 << 13)
+    monkeypatch.setattr("compress.quantization.SEEN", 1 << 10)
     monkeypatch.setattr(triton_kernels, "SPARE", 1 << 8)
     monkeypatch.setattr(fingerprint, "AT_ONCE", 1 << 10)
     monkeypatch.setattr("recipes.planning.memory_plan.FINGERPRINT_AT_ONCE", 1 << 10)

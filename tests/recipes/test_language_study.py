@@ -19,7 +19,7 @@ from scripts.study.language import LanguageModel, documents, questions, some
 from scripts.study.language.gguf_folder import model_folder
 from scripts.study.language_plan import EVERY, LANGUAGE_CELLS, WAYS, best, compared, language, way_named
 from scripts.study.plan import ADAPTERS, EXACT, SUM
-from scripts.study.run import Place, run
+from scripts.study.run import Place, main, run
 from scripts.study.train import Outcome, Setting, Size, Swarm, backward, prepared, steps, train
 from scripts.swarms.random_models import save_random
 
@@ -161,6 +161,14 @@ def test_a_model_that_is_no_folder_is_told() -> None:
         model_folder("nowhere", Path())
 
 
+def test_tables_at_the_rates_of_all_reduce_are_not_made_of_a_language_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench_quality", "--same-rate", "--model", "smollm2"])
+    with pytest.raises(SystemExit, match="--same-rate: its tables are of the study's own model"):
+        main()
+
+
 @pytest.mark.slow
 def test_peers_that_exchange_vectors_on_their_device_end_where_packets_lead(
     size: Size, tmp_path: Path
@@ -173,6 +181,7 @@ def test_peers_that_exchange_vectors_on_their_device_end_where_packets_lead(
         swarm = Swarm(model, setting, training, on_device)
         for _ in steps(size, swarm, texts.text, learning_rate(training, size.steps)):
             pass
+        swarm.count_bytes()
         ends.append(swarm.shared)
         sent.append(swarm.up + swarm.down)
 

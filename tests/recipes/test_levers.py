@@ -10,7 +10,7 @@ import torch
 from compress import Cocktail
 from scripts.study.device_exchange import compressed, draws_of, in_turn, seen_in_bf16
 from scripts.study.plan import ADAPTERS, SUM
-from scripts.study.train import ByteModel, Setting, Size, Swarm, base, train
+from scripts.study.train import ELEMENTWISE, ByteModel, Optim, Setting, Size, Swarm, base, train
 
 TINY = Size(hidden=32, layers=1, length=32, rows=4, steps=6, base_steps=2)
 
@@ -66,6 +66,21 @@ def test_adapters_move_in_turn(folder: Path) -> None:
         assert step == 0 or not torch.equal(trained.take(swarm.vectors[0]), trained.take(before))
         swarm.exchange(started, set())
         assert torch.equal(trained.take(swarm.shared), trained.take(shared)), "it goes with the next round"
+
+
+@pytest.mark.parametrize("optim", ELEMENTWISE)
+def test_a_step_of_a_whole_vector_is_that_of_its_parameters(
+    optim: Optim, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, ends = replace(SUM, peers=2, optim=optim), []
+    for elementwise in (ELEMENTWISE, ()):
+        monkeypatch.setattr("scripts.study.train.ELEMENTWISE", elementwise)
+        swarm = Swarm(ByteModel(TINY, base(TINY, folder)), setting, setting.training(1e-3, 1, TINY.steps))
+        for step in range(3):
+            swarm.step(torch.randint(256, (4, 32), generator=torch.Generator().manual_seed(step)), 1e-3)
+        ends.append(torch.stack(swarm.vectors))
+
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=0)
 
 
 def test_a_step_ahead_is_twice_the_last_less_the_one_before(folder: Path) -> None:

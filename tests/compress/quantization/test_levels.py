@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from compress.quantization import BUDGET, Levels, far, fit, stretch
+from compress.quantization import BUDGET, Levels, far, fit, plan, plans, stretch
 
 RNG = np.random.default_rng(0)
 
@@ -103,3 +104,17 @@ def test_a_bucket_with_an_outlier_gets_the_scale_that_serves_it_and_the_others_k
     assert (factor == 1).mean() > 0.5
     assert np.square(there - y).sum() < 0.95 * np.square(unstretched - y).sum()
     assert (np.square(there - y).sum(1) <= np.square(unstretched - y).sum(1) * 1.0001).all()
+
+
+@pytest.mark.parametrize(("bits", "step"), [(1, 0.0), (2, 0.0), (3, 0.0), (4, 0.0), (8, 0.0), (8, 0.35)])
+def test_levels_that_a_device_fits_side_by_side_are_those_of_each_vector_on_the_host(
+    bits: int, step: float
+) -> None:
+    many = np.stack([rows(kind) for kind in ("gaussian", "laplace", "student")])
+    found = plans(torch.from_numpy(many), bits, step)
+
+    assert bool(found.settled.all())
+    for few, at, by_largest in zip(many, found.at, found.by_largest, strict=True):
+        alone = plan(few, bits, step)
+        assert bool(by_largest) == alone.by_largest
+        assert at.numpy() == pytest.approx(alone.levels.at, rel=1e-4, abs=1e-6)

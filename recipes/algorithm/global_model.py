@@ -33,7 +33,7 @@ from compress.backends import in_threads
 AT_ONCE = 1 << 20  # values on a processor, whose caches hold some of it; some 60 bytes of temporaries each
 ON_GPU = 1 << 22  # values there, where a window costs some fifty launches
 SMALL = 1 << 16  # values of a window where threads share them
-LEAST = 1 << 10  # values of a window, where memory is short
+LEAST = 1 << 10  # values of a window, where memory is short; a window begins with a multiple of it
 
 
 def each_window(
@@ -61,7 +61,8 @@ def each_window(
 
 def each_part(update: PackedUpdate | Update, work: Callable[[Update], object]) -> None:
     """Call `work` with every window of an update, on the host, by threads and in any order."""
-    size, device = max(AT_ONCE // torch.get_num_threads(), SMALL), torch.device("cpu")
+    share = AT_ONCE // torch.get_num_threads() // LEAST * LEAST  # a packed update has windows from there on
+    size, device = max(share, SMALL), torch.device("cpu")
 
     def part(start: int) -> None:
         work(update.window(start, min(start + size, update.count), device))

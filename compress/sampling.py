@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -33,7 +33,7 @@ import torch
 
 from compress.backends import compiled, in_threads, usable
 from compress.fingerprint import fingerprint_change, fingerprint_tables
-from compress.packet import Update
+from compress.packet import PackedUpdate, Target, Update
 from compress.pinned_copy import brought
 
 # ---- the permutation ---------------------------------------------------------------------------------------
@@ -250,7 +250,10 @@ class Sample:
         """Compute x - y on the sample, (n,), (n,) -> (m,); each element of both is read once."""
         self._check(x, self.n, "the full vector")
         self._check(y, self.n, "the full vector")
-        out = torch.empty(self.m, device=x.device)
+        if x.device.type == "cpu":
+            out = torch.from_numpy(np.empty(self.m, np.float32))  # in huge pages: a quarter of the time
+        else:
+            out = torch.empty(self.m, device=x.device)
         if usable(x.device):
             from compress import triton_kernels  # imports triton, so only for a GPU
 
@@ -277,56 +280,59 @@ class Sample:
         self._short_block(x).copy_(self._short_block(v))
         return x
 
-    def add_(self, x: torch.Tensor, update: Update, alpha: int = 1) -> torch.Tensor:
+    def add_(self, x: torch.Tensor, update: PackedUpdate | Update, alpha: int = 1) -> torch.Tensor:
         """Add alpha * values at their coordinates of x, (n,), in place; alpha is 1 or -1.
 
-        Each element is rounded once: the same bits on every device.
+        Each element is rounded once: the same bits on every device. A packed update is for the host alone.
         """
         self._check(x, self.n, "the full vector")
         if alpha not in (1, -1):
             raise ValueError(f"alpha {alpha}: only 1 and -1 give the same bits on every device")
         if update.size != self.m:
             raise ValueError(f"an update of {update.size:,} sampled elements for a sample of {self.m:,}")
-        if not len(update.positions):
+        if x.device.type == "cpu" and compiled(self.m):
+            update.add_sampled(self._target(x), 0, update.count, alpha)
             return x
-        if x.device.type == "cpu" and (loops := compiled(self.m)):
-            positions, values = self._in_bounds(update)
-            loops.add(x.numpy(), self.units.cpu().numpy(), self._shift, positions, values, alpha < 0)
-            return x
-        where = self.coordinates(update.positions.to(x.device))
+        update = update.window(0, update.count, x.device)
+        where = self.coordinates(update.positions)
         if usable(x.device):
             from compress import triton_kernels
 
-            triton_kernels.add(x, where, update.values.to(x.device), alpha)
+            triton_kernels.add(x, where, update.values, alpha)
             return x
-        return x.index_add_(0, where, update.values.to(x.device), alpha=alpha)
+        return x.index_add_(0, where, update.values, alpha=alpha)
 
-    def add_counted_(self, x: torch.Tensor, update: Update, start: int, n: int) -> torch.Tensor:
-        """Add an update to x like `add_`; where memory runs out, x is unchanged.
+    def add_counted_(
+        self,
+        x: torch.Tensor,
+        update: PackedUpdate | Update,
+        start: int,
+        n: int,
+        values: slice = slice(None),  # of the update; a packed one from a multiple of STRIDE on
+    ) -> torch.Tensor:
+        """Add values of an update to x like `add_`; where memory runs out, x is unchanged.
 
         Returns the change of the fingerprint of the vector of n numbers that has x from `start` on: () int64,
         on the device of x, which nobody waits for.
         """
         self._check(x, self.n, "the full vector")
-        if x.device.type == "cpu" and (loops := compiled(self.m)) and len(update.positions):
-            positions, values = self._in_bounds(update)
-            tables = [table.numpy() for table in fingerprint_tables(n)]
-            sample = self.units.cpu().numpy(), self._shift, positions, values
-            return torch.tensor(loops.add_counted(x.numpy(), *sample, start, *tables))
-        where = self.coordinates(update.positions.to(x.device))
+        first, last, _ = values.indices(update.count)
+        if x.device.type == "cpu" and compiled(self.m):
+            across, down = (table.numpy() for table in fingerprint_tables(n))
+            target = replace(self._target(x), start=start, across=across, down=down)
+            return torch.tensor(update.add_sampled(target, first, last, 1))
+        update = update.window(first, last, x.device)
+        where = self.coordinates(update.positions)
         old = x[where]
-        new = old + update.values.to(x.device)
+        new = old + update.values
         change = fingerprint_change(where + start, old, new, n)
         x[where] = new
         return change
 
-    def _in_bounds(self, update: Update) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions and values for a loop, which does not check them."""
-        positions, values = update.positions.cpu().numpy(), update.values.cpu().numpy()
-        if not 0 <= positions.min() <= positions.max() < self.m:
-            met = f"positions from {positions.min():,} to {positions.max():,}"
-            raise IndexError(f"{met}, {self.m:,} sampled")
-        return positions, values
+    def _target(self, x: torch.Tensor) -> Target:
+        units = self.units.cpu().numpy()
+        moved = units - np.arange(len(units)) << self._shift
+        return Target(x.numpy(), moved.view(np.uint64), self._shift)
 
     def coordinates(self, positions: torch.Tensor) -> torch.Tensor:
         """Map positions in the sampled vector to coordinates in the full one, both (k,) int64."""

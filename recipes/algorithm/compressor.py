@@ -65,7 +65,10 @@ def warm_up_codec(compressor: Cocktail, parameters: int, device: str = "cpu") ->
         sample = replace(compressor, random_ratio=0.5).draw(len(x), 0, 0)
         sent = compressor.encode(sample.difference(x, torch.zeros_like(x)))
         sample.add_(x, decode(sent.packet, sample.m, where))  # both decoders are compiled as well
-        each_window(sent.update(), x.device, partial(sample.add_, x))
+        update = sent.update()
+        each_window(update, x.device, partial(sample.add_, x))
+        if where == "cpu":
+            sample.add_(x, update)
 
 
 # ---- the adaptive rate -------------------------------------------------------------------------------------

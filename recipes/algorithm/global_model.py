@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,15 +60,11 @@ def each_window(
             size //= 4
 
 
-def each_part(update: PackedUpdate | Update, work: Callable[[Update], object]) -> None:
-    """Call `work` with every window of an update, on the host, by threads and in any order."""
-    share = AT_ONCE // torch.get_num_threads() // LEAST * LEAST  # a packed update has windows from there on
-    size, device = max(share, SMALL), torch.device("cpu")
-
-    def part(start: int) -> None:
-        work(update.window(start, min(start + size, update.count), device))
-
-    in_threads(part, range(0, update.count, size))
+def each_part(count: int, work: Callable[[slice], object]) -> None:
+    """Call `work` with parts of an update of `count` values, on the host, by threads and in any order."""
+    share = AT_ONCE // torch.get_num_threads() // LEAST * LEAST  # a packed update has parts from there on
+    size = max(share, SMALL)
+    in_threads(lambda start: work(slice(start, start + size)), range(0, count, size))
 
 
 # ---- x' ----------------------------------------------------------------------------------------------------
@@ -87,7 +84,10 @@ class ShardUpdate:
     def add_(self, x: Tensor, alpha: int = 1) -> None:
         """x += alpha * the update, in place; x: (P,)."""
         part = self.shard.of(x)
-        each_window(self.update, x.device, lambda window: self.sample.add_(part, window, alpha))
+        if x.device.type == "cpu" and isinstance(self.update, PackedUpdate):
+            self.sample.add_(part, self.update, alpha)
+        else:
+            each_window(self.update, x.device, lambda window: self.sample.add_(part, window, alpha))
 
 
 @dataclass(frozen=True)
@@ -179,23 +179,24 @@ class GlobalModel:
     def move(self, aggregate: DecodedPacket) -> None:
         """x' <- x' + C[D] (line 7) with the aggregate of `self.round`; the fingerprint follows at the cost of
         what changed. No device is waited for."""
-        n, device = self.size, self.vector.device
-        changes = list[Tensor]()
-        for update in aggregate.shard_updates:
-            part, start = update.shard.of(self.vector), update.shard.start + update.shard.offset
-
-            def add(
-                window: Update, update: ShardUpdate = update, part: Tensor = part, start: int = start
-            ) -> None:
-                changes.append(update.sample.add_counted_(part, window, start, n))
-
-            if device.type == "cpu":
-                each_part(update.update, add)
-            else:
-                each_window(update.update, device, add)
+        changes = [change for update in aggregate.shard_updates for change in self._added(update)]
         if changes:
             self._fingerprint = self.fingerprint, Arriving(torch.stack(changes).sum())
         self.round += 1
+
+    def _added(self, update: ShardUpdate) -> list[Tensor]:
+        """Add an update to its shard of x'; return the changes of the fingerprint, part by part."""
+        changes, device = list[Tensor](), self.vector.device
+        part, start = update.shard.of(self.vector), update.shard.start + update.shard.offset
+
+        def add(window: PackedUpdate | Update, values: slice = slice(None)) -> None:
+            changes.append(update.sample.add_counted_(part, window, start, self.size, values))
+
+        if device.type == "cpu":
+            each_part(update.update.count, partial(add, update.update))
+        else:
+            each_window(update.update, device, add)
+        return changes
 
 
 def replay(model: GlobalModel, packets: Iterable[bytes]) -> Iterator[GlobalModel]:

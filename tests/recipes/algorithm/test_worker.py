@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress import Cocktail, decode, fingerprint
+from compress import Cocktail, PackedUpdate, decode, fingerprint
 from recipes.algorithm import (
     Aggregator,
     DecodedPacket,
@@ -380,3 +380,23 @@ def test_threads_move_the_global_model_to_the_bits_of_one(
     assert torch.equal(ends[0].vector, ends[1].vector)
     assert not torch.equal(ends[0].vector, x)
     assert ends[0].fingerprint == ends[1].fingerprint == fingerprint(ends[1].vector)
+
+
+def test_a_long_update_is_added_on_the_host_without_being_written_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """x' and x_i move by packed updates to the bits of decoded ones; no window of them is decoded."""
+    mix, ends = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=2), []
+    x0, noise = torch.randn(2, 60_000, generator=torch.Generator().manual_seed(1))
+    for worth in (1 << 20, 0):
+        monkeypatch.setattr("compress.backends.WORTH", worth)
+        worker = Worker(x0 + noise, GlobalModel(x0.clone(), mix, 1))
+        sent = worker.start()
+        if not worth:
+            monkeypatch.setattr(PackedUpdate, "window", None)
+        worker.finish(sent.packet, sent)
+        ends.append(worker)
+
+    assert torch.equal(ends[0].x, ends[1].x)
+    assert torch.equal(ends[0].global_model.vector, ends[1].global_model.vector)
+    assert ends[0].global_model.fingerprint == ends[1].global_model.fingerprint

@@ -27,8 +27,6 @@ ONE = np.uint64(1)
 AHEAD, EVERY = 16, 64  # blocks that memory is asked ahead for, and elements from one asking to the next
 FAR = np.uint64(1024)  # elements, likewise
 THREE, SEVEN, BYTE = np.uint64(3), np.uint64(7), np.uint64(255)  # a byte's bits, and a word's bytes
-ROW, SIXTEEN = np.uint64(65535), np.uint64(16)  # of the fingerprint's tables
-LINE = 16  # elements of a cache line
 PIECE = 1 << 13  # elements at a time: stays in L1
 intrinsic: Any = numba.extending.intrinsic  # untyped: the functions lose their first argument by it
 
@@ -386,63 +384,22 @@ def add_all(
 
 
 @loop
-def _add_at(
-    x: np.ndarray, at: np.uint64, value: np.float32, start: int, across: np.ndarray, down: np.ndarray
-) -> np.int64:
-    """Add a value to an element of x, and return the change of the fingerprint; 0 where `down` is empty."""
-    old = x[at]
-    new = old + value
-    x[at] = new
-    if not len(down):
-        return np.int64(0)
-    change = np.int64(np.float32(new).view(np.uint32)) - np.int64(np.float32(old).view(np.uint32))
-    place = at + np.uint64(start)
-    return across[place & ROW] * down[place >> SIXTEEN] * change
-
-
-@loop
-def add(
-    x: np.ndarray,  # (n,) float32
-    moved: np.ndarray,  # (u,) uint64, as in `packet.Target`, like the next four
-    shift: int,
-    start: int,
-    across: np.ndarray,
-    down: np.ndarray,
-    positions: np.ndarray,  # (k,) int64, in the sampled vector
-    values: np.ndarray,  # (k,) float32
-    factor: np.float32,  # 1 or -1
-) -> np.int64:
-    """Add factor * values to x at their coordinates, and return the change of the fingerprint, modulo 2**64.
-    The caller has checked the positions."""
-    total = np.int64(0)
-    for i in range(len(positions)):
-        at = np.uint64(positions[i]) + moved[positions[i] >> shift]
-        total += _add_at(x, at, factor * values[i], start, across, down)
-    return total
-
-
-@loop
 def add_packed(
-    x: np.ndarray,  # (n,) float32
-    moved: np.ndarray,  # (u,) uint64, as in `packet.Target`, like the next four
-    shift: int,
-    start: int,
-    across: np.ndarray,
-    down: np.ndarray,
-    first: int,  # from this value on,
-    last: int,  # up to the one before this
-    before: int,  # the position before the first
-    gaps: np.ndarray,  # (k,) uint8, as in `packet.PackedUpdate`, like the rest; empty: all positions
-    far: np.ndarray,
-    longer: np.ndarray,
-    packed: np.ndarray,
-    width: int,
-    bucket: int,
-    levels: np.ndarray,
-    scales: np.ndarray,
-    factor: np.float32,  # 1 or -1
+    x: np.ndarray, blocks: Any, tables: Any, places: Any, codes: Any, part: Any, factor: np.float32
 ) -> np.int64:
-    """Do `add` with values of a packed update, which are not written out: half of the time."""
+    """Add factor (1 or -1) times values of a packed update to their coordinates of x, (n,) float32, and
+    return the change of the fingerprint, modulo 2**64. Decoding them first takes twice the time.
+
+    blocks: (u,) uint64, coordinates of a block less positions in the sample; log2 of its length. tables: of
+    the fingerprint: where x begins in its vector, (65536,) and (rows,) int64; empty: 0 is returned.
+    places: gaps (none: all positions), far, longer; codes: packed, width, bucket, levels, scales, as above.
+    part: the first value, the end, the position before.
+    """
+    moved, shift = blocks
+    start, across, down = tables
+    gaps, far, longer = places
+    packed, width, bucket, levels, scales = codes
+    first, last, before = part
     bits, mask, by = np.uint64(width), np.uint64((1 << width) - 1), np.uint64(shift)
     products, total = np.empty(1 << width, np.float32), np.int64(0)
     at, nth = np.uint64(before + 1), np.searchsorted(far, first)  # at: the next free position
@@ -453,7 +410,7 @@ def add_packed(
         ahead = min((at >> by) + np.uint64(AHEAD), units)
         while asked < ahead:  # the blocks that this bucket reaches, and some more
             block = (asked << by) + moved[asked]
-            for j in range(block, block + (ONE << by), np.uint64(LINE)):
+            for j in range(block, block + (ONE << by), np.uint64(topk.LINE)):
                 fetch(x, j)
             asked += ONE
         for i in range(np.uint64(max(first, row * bucket)), np.uint64(min(last, (row + 1) * bucket))):
@@ -462,8 +419,13 @@ def add_packed(
             if nth < len(far) and i == np.uint64(far[nth]):
                 at += np.uint64(longer[nth])
                 nth += 1
-            bit = i * bits
-            value = products[(np.uint64(packed[bit >> THREE]) >> (bit & SEVEN)) & mask]
-            total += _add_at(x, at + moved[at >> by], value, start, across, down)
+            bit, place = i * bits, at + moved[at >> by]
+            old = x[place]
+            new = old + products[(np.uint64(packed[bit >> THREE]) >> (bit & SEVEN)) & mask]
+            x[place] = new
+            if len(down):
+                change = np.int64(np.float32(new).view(np.uint32)) - np.int64(np.float32(old).view(np.uint32))
+                place += np.uint64(start)
+                total += across[place & np.uint64(65535)] * down[place >> np.uint64(16)] * change
             at += ONE
     return total

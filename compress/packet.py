@@ -59,28 +59,6 @@ from compress.quantization import (
 )
 
 
-def no_table() -> np.ndarray:
-    """Return an empty table of the fingerprint: it is not counted."""
-    return np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class Target:
-    """The vector whose sampled coordinates the compiled loops add an update to."""
-
-    x: np.ndarray  # (n,) float32
-    moved: np.ndarray  # (u,) uint64: coordinates of a block less their positions in the sample, modulo 2**64
-    shift: int  # log2 of the length of a block
-    start: int = 0  # of x in the vector of the fingerprint
-    across: np.ndarray = field(default_factory=no_table)  # the two tables of the fingerprint, (65536,)
-    down: np.ndarray = field(default_factory=no_table)  # and (rows,) int64
-
-    @property
-    def parts(self) -> tuple[np.ndarray, np.ndarray, int, int, np.ndarray, np.ndarray]:
-        """Return the fields in the order in which the loops take them."""
-        return self.x, self.moved, self.shift, self.start, self.across, self.down
-
-
 @dataclass(frozen=True)
 class Update:
     """A sparse vector over the sample: `values[j]` at `positions[j]`, zero elsewhere."""
@@ -121,17 +99,6 @@ class Update:
         first, last = np.searchsorted(self.positions.numpy(), (start, stop))
         here = slice(int(first), int(last))
         out.index_add_(0, self.positions[here], self.values[here], alpha=factor)
-
-    def add_sampled(self, target: Target, start: int, stop: int, factor: int) -> int:
-        """Add factor, 1 or -1, times the values start .. stop - 1 at their coordinates, and return the change
-        of the fingerprint. Only where there are compiled loops."""
-        loops = compiled(self.size)
-        assert loops is not None
-        positions, values = (part[start:stop].cpu().numpy() for part in (self.positions, self.values))
-        if len(positions) and not 0 <= positions.min() <= positions.max() < self.size:
-            met = f"positions from {positions.min():,} to {positions.max():,}"
-            raise IndexError(f"{met}, {self.size:,} sampled")
-        return int(loops.add(*target.parts, positions, values, np.float32(factor)))
 
     def decoded(self) -> Update:
         return self
@@ -415,13 +382,15 @@ class PackedUpdate:
         walk = row * STRIDE, int(self.before[row]), begin * STRIDE, (end - 1) * STRIDE
         self.loops.add_codes(out.numpy(), start, stop, self.gaps, self.far, self.longer, *walk, *values)
 
-    def add_sampled(self, target: Target, start: int, stop: int, factor: int) -> int:
-        """Do `Update.add_sampled` without writing the values out. start: a multiple of STRIDE."""
+    def add_sampled(self, x: np.ndarray, blocks: object, tables: object, values: slice, factor: int) -> int:
+        """Add factor, 1 or -1, times some values to x, as `Sample.add_` does. They begin with a multiple of
+        STRIDE. blocks, tables and what is returned: as in `numba_loops.add_packed`."""
+        start, stop, _ = values.indices(self.count)
         before = int(self.before[start // STRIDE]) if len(self.gaps) else start - 1
-        codes = self.codes.packed, self.codes.quant_bits, self.codes.quant_bucket_size
-        values = *codes, self.levels, self.scales, np.float32(factor)
-        places = start, stop, before, self.gaps, self.far, self.longer
-        return int(self.loops.add_packed(*target.parts, *places, *values))
+        part, by, places = (start, stop, before), np.float32(factor), (self.gaps, self.far, self.longer)
+        packed = self.codes.packed, self.codes.quant_bits, self.codes.quant_bucket_size
+        codes = *packed, self.levels, self.scales
+        return int(self.loops.add_packed(x, blocks, tables, places, codes, part, by))
 
     def window(self, start: int, stop: int, device: torch.device) -> Update:
         """Decode the values start .. stop - 1 on a device. start: a multiple of STRIDE."""
@@ -496,5 +465,8 @@ def decode_packed(packet: bytes, m: int, most: int | None = None) -> PackedUpdat
 
 
 def _in_words(part: np.ndarray) -> np.ndarray:
-    """Return the same bytes where they can be read eight at once: a stored section begins anywhere."""
-    return part if part.ctypes.data % 8 == 0 else part.copy()
+    """Return the same bytes where they can be read eight at once: a stored section begins anywhere. They are
+    read-only, wherever they come from: loops are compiled anew for each kind of array."""
+    words = part if part.ctypes.data % 8 == 0 else part.copy()
+    words.flags.writeable = False
+    return words

@@ -187,16 +187,6 @@ class FlatParameters:
         """Copy x into the vector."""
         self.vector.copy_(x)
 
-    def clip(self, limit: float) -> float:
-        """Clip the gradient to the norm `limit` (0: no clipping); returns its norm before."""
-        return clip(self.layout.views(self.grad), limit)
-
-    def release_gradient(self) -> None:
-        """Free the gradient's vector: `backward` makes a gradient for each parameter from now on."""
-        self.grad = self.grad.new_empty(0)
-        for p in self._parameters:
-            p.grad = None
-
     def refresh(self) -> None:
         """Update the half-precision copy from the vector."""
         if self.copy is not None:
@@ -238,8 +228,7 @@ def clip(gradients: list[Tensor], limit: float) -> float:
     One that is short enough is only read."""
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
     norm = torch.linalg.vector_norm(torch.stack(norms))
-    factor = limit / (norm + 1e-6)
-    if limit > 0 and not factor >= 1:  # nor where it is no number
+    if limit > 0 and not (factor := limit / (norm + 1e-6)) >= 1:  # it may be NaN
         torch._foreach_mul_(gradients, factor)
     return float(norm)
 

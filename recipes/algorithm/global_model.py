@@ -62,8 +62,8 @@ def each_window(
 
 def each_part(count: int, work: Callable[[slice], object]) -> None:
     """Call `work` with parts of an update of `count` values, on the host, by threads and in any order."""
-    share = AT_ONCE // torch.get_num_threads() // LEAST * LEAST  # a packed update has parts from there on
-    size = max(share, SMALL)
+    # a packed update has parts from multiples of LEAST on
+    size = max(AT_ONCE // torch.get_num_threads() // LEAST * LEAST, SMALL)
     in_threads(lambda start: work(slice(start, start + size)), range(0, count, size))
 
 
@@ -133,6 +133,8 @@ class GlobalModel:
         part = part or Part((range(vector.numel()),), vector.numel())
         self.size = part.size
         self.shards = within(compressor.cut(part.size, seed), part.ranges)
+        # the newest schedule of each shard, and its sample
+        self._drawn: dict[int, tuple[object, Sample]] = {}
         self.fingerprint = sum(fingerprint(s.of(vector), s.start + s.offset) for s in self.shards) & WRAP
 
     @property
@@ -151,7 +153,15 @@ class GlobalModel:
         """Draw the sample of a round for each shard; None: of `self.round`, of the run's own p."""
         mix, round = compressor or self.compressor, self.round if round is None else round
         for shard in self.shards:
-            yield shard, mix.draw(shard.size, shard.seed, round)
+            yield shard, self._draw(shard, mix, round)
+
+    def _draw(self, shard: Shard, compressor: Cocktail, round: int) -> Sample:
+        """Draw the sample of a round, once for an update and the aggregate that follows it."""
+        wanted = compressor.schedule(shard.size, shard.seed, round)
+        known = self._drawn.get(shard.number)
+        if known is None or known[0] != wanted:
+            known = self._drawn[shard.number] = wanted, wanted.sample()
+        return known[1]
 
     def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
         """Decode and verify an update or the aggregate of a round, None: of `self.round`; changes nothing.
@@ -160,7 +170,7 @@ class GlobalModel:
         for shard, part in zip(self.shards, split(packet, len(self.shards)), strict=True):
             if part:
                 mix = self.compressor.of_length(shard.size, shard.seed, round, sampled(part))
-                sample = mix.draw(shard.size, shard.seed, round)
+                sample = self._draw(shard, mix, round)
                 most = (
                     one.most_kept(sample.m, round)
                     for one in self.richest
@@ -186,16 +196,16 @@ class GlobalModel:
 
     def _added(self, update: ShardUpdate) -> list[Tensor]:
         """Add an update to its shard of x'; return the changes of the fingerprint, part by part."""
-        changes, device = list[Tensor](), self.vector.device
+        changes, values = list[Tensor](), update.update
         part, start = update.shard.of(self.vector), update.shard.start + update.shard.offset
 
-        def add(window: PackedUpdate | Update, values: slice = slice(None)) -> None:
-            changes.append(update.sample.add_counted_(part, window, start, self.size, values))
+        def add(window: PackedUpdate | Update, some: slice = slice(None)) -> None:
+            changes.append(update.sample.add_counted_(part, window, start, self.size, some))
 
-        if device.type == "cpu":
-            each_part(update.update.count, partial(add, update.update))
+        if part.device.type == "cpu" and isinstance(values, PackedUpdate):
+            each_part(values.count, partial(add, values))
         else:
-            each_window(update.update, device, add)
+            each_window(values, part.device, add)
         return changes
 
 

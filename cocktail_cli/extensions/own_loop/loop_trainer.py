@@ -178,6 +178,11 @@ class LoopTrainer:
     def _state(self) -> list[tuple[int, int]]:
         return [(p.data_ptr(), p._version) for p in self._parameters]
 
+    def release(self) -> None:
+        """Free the gradient's vector: `backward` makes a gradient for each parameter from now on."""
+        self.flat.grad = self.flat.grad.new_empty(0)
+        self.clear()
+
     def clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None

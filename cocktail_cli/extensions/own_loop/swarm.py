@@ -341,7 +341,7 @@ class JoinedLoop(Joining):
         self.trainer = LoopTrainer(self.own, self.optimizer, recipe, self.turns, self.evaluate)
         self.trainer.extensions = self.extensions
         self.peer = replace(peer_of(self.trainer.inner, recipe, round, micro_batch), trainer=self.trainer)
-        self.trainer.flat.release_gradient()
+        self.trainer.release()
         return self.peer
 
     def finish(self) -> None:

@@ -1,7 +1,6 @@
 """Packets kept for their sum: what they add is what the decoded update adds, to the bit."""
 
 import zlib
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -46,37 +45,18 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 @SENT
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("bucket", [24, 128])
-@pytest.mark.parametrize(("kind", "block"), [("block", 64), ("element", 1)])
-@pytest.mark.parametrize("alpha", [1, -1])
-def test_a_sample_moves_by_a_packed_update_as_by_the_decoded_one(
-    v: torch.Tensor,
-    keep: float,
-    bits: int,
-    bucket: int,
-    kind: Literal["block", "element"],
-    block: int,
-    alpha: int,
-) -> None:
-    """Whole, and part by part with the fingerprint: the last block of the vector is a short one."""
-    n, start = 3 * M + 5, 70_001
-    sample = Cocktail(random_ratio=0.34, sample_kind=kind, block_size=block).draw(n, 3, 1)
-    m = sample.m
-    packet = (
-        Cocktail(topk_ratio=keep, quant_bits=bits, quant_bucket_size=bucket).encode(v.repeat(2)[:m]).packet
-    )
-    update, packed = decode(packet, m), kept(packet, m)
-    whole = torch.linspace(-1, 1, start + n)
-    x, y, want = whole[start:].clone(), whole[start:], whole[start:].clone()
-    want.index_add_(0, sample.coordinates(update.positions), update.values, alpha=alpha)
+def test_x_moves_as_by_the_decoded_update(v: torch.Tensor, keep: float, bits: int, bucket: int) -> None:
+    """Part by part, with the fingerprint of a longer vector; and back."""
+    packet = Cocktail(topk_ratio=keep, quant_bits=bits, quant_bucket_size=bucket).encode(v).packet
+    update, found, sample = decode(packet, M), kept(packet), Cocktail(0.5, block_size=1).draw(2 * M, 3, 1)
+    whole, start = torch.linspace(-1, 1, 2 * M + 70_001), 70_001
+    x, before = whole[start:], fingerprint(whole)
+    want, parts = sample.add_(x.clone(), update), range(0, found.count, STRIDE)
+    moves = [sample.add_counted_(x, found, start, len(whole), slice(at, at + STRIDE)) for at in parts]
 
-    assert same_bits(sample.add_(x, packed, alpha), want)
-    assert same_bits(sample.add_(whole[start:].clone(), update, alpha), want)
-    if alpha == 1:
-        before, size = fingerprint(whole), 2 * STRIDE
-        parts = [slice(at, at + size) for at in range(0, packed.count, size)]
-        change = sum(int(sample.add_counted_(y, packed, start, start + n, part)) for part in parts)
-        assert same_bits(y, want)
-        assert (before + change) % (1 << 64) == fingerprint(whole)
+    assert same_bits(x, want)
+    assert (before + sum(map(int, moves))) % (1 << 64) == fingerprint(whole)
+    assert same_bits(sample.add_(x, found, -1), sample.add_(want, update, -1))
 
 
 @SENT

@@ -382,6 +382,16 @@ class PackedUpdate:
         walk = row * STRIDE, int(self.before[row]), begin * STRIDE, (end - 1) * STRIDE
         self.loops.add_codes(out.numpy(), start, stop, self.gaps, self.far, self.longer, *walk, *values)
 
+    def add_sampled(self, x: np.ndarray, blocks: object, tables: object, values: slice, factor: int) -> int:
+        """Add factor, 1 or -1, times some values to x, as `Sample.add_` does. They begin with a multiple of
+        STRIDE. blocks, tables and what is returned: as in `numba_loops.add_packed`."""
+        start, stop, _ = values.indices(self.count)
+        before = int(self.before[start // STRIDE]) if len(self.gaps) else start - 1
+        part, by, places = (start, stop, before), np.float32(factor), (self.gaps, self.far, self.longer)
+        packed = self.codes.packed, self.codes.quant_bits, self.codes.quant_bucket_size
+        codes = *packed, self.levels, self.scales
+        return int(self.loops.add_packed(x, blocks, tables, places, codes, part, by))
+
     def window(self, start: int, stop: int, device: torch.device) -> Update:
         """Decode the values start .. stop - 1 on a device. start: a multiple of STRIDE."""
         bits, bucket = self.codes.quant_bits, self.codes.quant_bucket_size
@@ -455,5 +465,8 @@ def decode_packed(packet: bytes, m: int, most: int | None = None) -> PackedUpdat
 
 
 def _in_words(part: np.ndarray) -> np.ndarray:
-    """Return the same bytes where they can be read eight at once: a stored section begins anywhere."""
-    return part if part.ctypes.data % 8 == 0 else part.copy()
+    """Return the same bytes where they can be read eight at once: a stored section begins anywhere. They are
+    read-only, wherever they come from: loops are compiled anew for each kind of array."""
+    words = part if part.ctypes.data % 8 == 0 else part.copy()
+    words.flags.writeable = False
+    return words

@@ -187,14 +187,6 @@ class FlatParameters:
         """Copy x into the vector."""
         self.vector.copy_(x)
 
-    def clip(self, limit: float) -> float:
-        """Clip the gradient to the norm `limit` (0: no clipping); returns its norm before."""
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in self.layout.views(self.grad)]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        if limit > 0:
-            self.grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-        return float(norm)
-
     def refresh(self) -> None:
         """Update the half-precision copy from the vector."""
         if self.copy is not None:
@@ -229,6 +221,16 @@ class FlatParameters:
     def _point_at(self, vector: Tensor) -> None:
         for p, view in zip(self._parameters, self.layout.views(vector), strict=True):
             p.data = view
+
+
+def clip(gradients: list[Tensor], limit: float) -> float:
+    """Clip the gradient that all of these are to the norm `limit` (0: no clipping); returns its norm before.
+    One that is short enough is only read."""
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    if limit > 0 and not (factor := limit / (norm + 1e-6)) >= 1:  # it may be NaN
+        torch._foreach_mul_(gradients, factor)
+    return float(norm)
 
 
 # ---- safetensors files -------------------------------------------------------------------------------------

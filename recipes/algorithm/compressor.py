@@ -22,16 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from math import log2
 
 import torch
 
-from compress import Cocktail, decode, joined_size
+from compress import Cocktail, Shard, decode, joined_size
 from compress.backends import WORTH
 from recipes.config import Compression
 
-from .global_model import each_window
+from .global_model import ShardUpdate
 
 # of the compressor
 OWN = ("uncompressed_rounds", "quant_step", "block_size", "quant_bucket_size", "random_ratios")
@@ -65,7 +64,7 @@ def warm_up_codec(compressor: Cocktail, parameters: int, device: str = "cpu") ->
         sample = replace(compressor, random_ratio=0.5).draw(len(x), 0, 0)
         sent = compressor.encode(sample.difference(x, torch.zeros_like(x)))
         sample.add_(x, decode(sent.packet, sample.m, where))  # both decoders are compiled as well
-        each_window(sent.update(), x.device, partial(sample.add_, x))
+        ShardUpdate(Shard(0, 0, len(x), 0), sample, sent.update()).add_(x)
 
 
 # ---- the adaptive rate -------------------------------------------------------------------------------------

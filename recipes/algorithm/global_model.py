@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from compress.backends import in_threads
 AT_ONCE = 1 << 20  # values on a processor, whose caches hold some of it; some 60 bytes of temporaries each
 ON_GPU = 1 << 22  # values there, where a window costs some fifty launches
 SMALL = 1 << 16  # values of a window where threads share them
-LEAST = 1 << 10  # values of a window, where memory is short
+LEAST = 1 << 10  # values of a window, where memory is short; a window begins with a multiple of it
 
 
 def each_window(
@@ -59,14 +60,11 @@ def each_window(
             size //= 4
 
 
-def each_part(update: PackedUpdate | Update, work: Callable[[Update], object]) -> None:
-    """Call `work` with every window of an update, on the host, by threads and in any order."""
-    size, device = max(AT_ONCE // torch.get_num_threads(), SMALL), torch.device("cpu")
-
-    def part(start: int) -> None:
-        work(update.window(start, min(start + size, update.count), device))
-
-    in_threads(part, range(0, update.count, size))
+def each_part(count: int, work: Callable[[slice], object]) -> None:
+    """Call `work` with parts of an update of `count` values, on the host, by threads and in any order."""
+    # a packed update has parts from multiples of LEAST on
+    size = max(AT_ONCE // torch.get_num_threads() // LEAST * LEAST, SMALL)
+    in_threads(lambda start: work(slice(start, start + size)), range(0, count, size))
 
 
 # ---- x' ----------------------------------------------------------------------------------------------------
@@ -86,7 +84,10 @@ class ShardUpdate:
     def add_(self, x: Tensor, alpha: int = 1) -> None:
         """x += alpha * the update, in place; x: (P,)."""
         part = self.shard.of(x)
-        each_window(self.update, x.device, lambda window: self.sample.add_(part, window, alpha))
+        if x.device.type == "cpu" and isinstance(self.update, PackedUpdate):
+            self.sample.add_(part, self.update, alpha)
+        else:
+            each_window(self.update, x.device, lambda window: self.sample.add_(part, window, alpha))
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ class GlobalModel:
         part = part or Part((range(vector.numel()),), vector.numel())
         self.size = part.size
         self.shards = within(compressor.cut(part.size, seed), part.ranges)
+        # the newest schedule of each shard, and its sample
+        self._drawn: dict[int, tuple[object, Sample]] = {}
         self.fingerprint = sum(fingerprint(s.of(vector), s.start + s.offset) for s in self.shards) & WRAP
 
     @property
@@ -150,7 +153,15 @@ class GlobalModel:
         """Draw the sample of a round for each shard; None: of `self.round`, of the run's own p."""
         mix, round = compressor or self.compressor, self.round if round is None else round
         for shard in self.shards:
-            yield shard, mix.draw(shard.size, shard.seed, round)
+            yield shard, self._draw(shard, mix, round)
+
+    def _draw(self, shard: Shard, compressor: Cocktail, round: int) -> Sample:
+        """Draw the sample of a round, once for an update and the aggregate that follows it."""
+        wanted = compressor.schedule(shard.size, shard.seed, round)
+        known = self._drawn.get(shard.number)
+        if known is None or known[0] != wanted:
+            known = self._drawn[shard.number] = wanted, wanted.sample()
+        return known[1]
 
     def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
         """Decode and verify an update or the aggregate of a round, None: of `self.round`; changes nothing.
@@ -159,7 +170,7 @@ class GlobalModel:
         for shard, part in zip(self.shards, split(packet, len(self.shards)), strict=True):
             if part:
                 mix = self.compressor.of_length(shard.size, shard.seed, round, sampled(part))
-                sample = mix.draw(shard.size, shard.seed, round)
+                sample = self._draw(shard, mix, round)
                 most = (
                     one.most_kept(sample.m, round)
                     for one in self.richest
@@ -178,26 +189,27 @@ class GlobalModel:
     def move(self, aggregate: DecodedPacket) -> None:
         """x' <- x' + C[D] (line 7) with the aggregate of `self.round`; the fingerprint follows at the cost of
         what changed. No device is waited for."""
-        n, device = self.size, self.vector.device
-        changes = list[Tensor]()
-        for update in aggregate.shard_updates:
-            part, start = update.shard.of(self.vector), update.shard.start + update.shard.offset
-
-            def add(
-                window: Update, update: ShardUpdate = update, part: Tensor = part, start: int = start
-            ) -> None:
-                changes.append(update.sample.add_counted_(part, window, start, n))
-
-            if device.type == "cpu":
-                each_part(update.update, add)
-            else:
-                each_window(update.update, device, add)
+        changes = [change for update in aggregate.shard_updates for change in self._added(update)]
         if changes:
             total, *rest = changes
             for change in rest:  # in place: x' has moved, and a device may have no room left
                 total.add_(change)
             self._fingerprint = self.fingerprint, Arriving(total)
         self.round += 1
+
+    def _added(self, update: ShardUpdate) -> list[Tensor]:
+        """Add an update to its shard of x'; return the changes of the fingerprint, part by part."""
+        changes, values = list[Tensor](), update.update
+        part, start = update.shard.of(self.vector), update.shard.start + update.shard.offset
+
+        def add(window: PackedUpdate | Update, some: slice = slice(None)) -> None:
+            changes.append(update.sample.add_counted_(part, window, start, self.size, some))
+
+        if part.device.type == "cpu" and isinstance(values, PackedUpdate):
+            each_part(values.count, partial(add, values))
+        else:
+            each_window(values, part.device, add)
+        return changes
 
 
 def replay(model: GlobalModel, packets: Iterable[bytes]) -> Iterator[GlobalModel]:

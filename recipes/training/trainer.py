@@ -33,7 +33,7 @@ from recipes.data import Sample
 from recipes.hardware import half_precision
 from recipes.models import autocast_dtype, trained_dtype
 from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
-from recipes.weight_files import GRADIENT_CHUNK, FlatParameters
+from recipes.weight_files import GRADIENT_CHUNK, FlatParameters, clip
 
 from .gradient_noise import NOISE_VALUES, GradientNoise, positions_of
 from .micro_batch import share_taken, sizes_of
@@ -112,9 +112,6 @@ class RoundedLocalModel:
                 d = self.masters[i].data.view(-1).sub_(self._global_model(start, stop))
                 self.residual[start:stop] = rounded(d, self.noise)
                 self.masters[i].data, self.masters[i].grad = self._nothing[i], None
-
-    def clip(self, limit: float) -> float:
-        return self._flat.clip(limit)
 
     def refresh(self) -> None:
         for start, stop in self._windows():
@@ -301,7 +298,7 @@ class SingleDeviceTrainer:
         if self.scale.value != 1:
             self.flat.grad.div_(self.scale.value)
         limit *= self.noise.sums.norms(self.noise.share)
-        norm = self.flat.clip(limit)
+        norm = clip(self.layout.views(self.flat.grad), limit)
         self.noise.scaled((min(1.0, limit / (norm + 1e-6)) if limit else 1.0) / self.scale.value)
         if self.noise.wanted:
             self.noise.take(self.sampled())

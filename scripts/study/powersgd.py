@@ -20,6 +20,7 @@ from torch import Tensor
 
 from recipes.config.schema import Training
 from recipes.training.optimizers import build_optimizer, embeddings_of, learning_rate, set_learning_rate
+from recipes.weight_files import clip
 from scripts.report import rows
 from scripts.study.train import ADAMW, Optim, Size, backward, base, documentation, loss_at, new_model
 from scripts.swarms.lab import parser
@@ -70,12 +71,11 @@ def cell(size: Size, rank: int, optim: Optim, rate: float, seed: int, folder: Pa
         for worker in range(WORKERS):
             backward(flat, batch[worker::WORKERS], 0.0)
             found.append([p.grad.clone() for p in weights if p.grad is not None])
-        for i, p in enumerate(weights):
+        for i, gradient in enumerate(flat.layout.views(flat.grad)):
             each = [gradients[i] for gradients in found]
             mean = matrices[i].mean(each) if i in matrices and step >= DENSE else torch.stack(each).mean(0)
-            assert p.grad is not None
-            p.grad.copy_(mean)
-        flat.clip(training.max_grad_norm)
+            gradient.copy_(mean)
+        clip(flat.layout.views(flat.grad), training.max_grad_norm)
         set_learning_rate(optimizer, rate_at(step))
         optimizer.step()
     sent = sum(sum(p.shape) * rank if i in matrices else p.numel() for i, p in enumerate(weights))

@@ -45,7 +45,7 @@ from recipes.training import (
     positions_of,
     set_learning_rate,
 )
-from recipes.weight_files import FlatParameters
+from recipes.weight_files import FlatParameters, clip
 from scripts.study.adapters import Adapters
 from scripts.study.begun import Begun
 from scripts.study.device_exchange import Deltas, DeviceExchange, in_turn
@@ -221,13 +221,13 @@ def new_model(size: Size) -> FlatParameters:
     return FlatParameters(GPTNeoXForCausalLM(config).to(size.device).train())
 
 
-def backward(flat: FlatParameters, rows: Tensor, clip: float) -> float:
+def backward(flat: FlatParameters, rows: Tensor, limit: float) -> float:
     """Compute the clipped gradient of the mean loss over these rows; return the loss."""
     flat.grad.zero_()
     rows = rows.to(flat.vector.device)
     loss = flat.model(input_ids=rows, labels=rows).loss
     loss.backward()
-    flat.clip(clip)
+    clip(flat.layout.views(flat.grad), limit)
     return loss.item()
 
 

@@ -59,7 +59,7 @@ def test_adapters_of_all_peers_in_one_pass_have_the_gradients_that_peft_has(plac
     peft = FlatParameters(load_trained(recipe, place / "model"))
     for vector, own, grad in zip(vectors, rows, grads, strict=True):
         peft.take(vector)
-        loss = backward(peft, own, clip=0.0)
+        loss = backward(peft, own, limit=0.0)
         assert model.loss(vector, own) == pytest.approx(loss, rel=1e-5)
         assert float(torch.dist(grad, peft.grad)) < 1e-5 * float(peft.grad.norm())
 

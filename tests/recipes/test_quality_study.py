@@ -130,7 +130,7 @@ def test_models_computed_together_have_the_gradients_that_each_has_in_transforme
     grads, losses = together.gradients([flat.vector for flat in models], rows.unbind())
 
     for flat, its_rows, grad, loss in zip(models, rows, grads, losses, strict=True):
-        assert float(loss) == pytest.approx(backward(flat, its_rows, clip=0.0), rel=1e-5)
+        assert float(loss) == pytest.approx(backward(flat, its_rows, limit=0.0), rel=1e-5)
         assert float(torch.dist(grad, flat.grad)) < 1e-5 * float(flat.grad.norm())
 
 

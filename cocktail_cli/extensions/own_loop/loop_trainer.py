@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf, isfinite
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.objectives import Measured
 from recipes.training import Interrupted, ModelExtension, SingleDeviceTrainer
+from recipes.weight_files import FlatParameters, clip
 
 T = TypeVar("T")
 POLL = 0.2  # seconds between two looks at whether the other thread is there
@@ -136,42 +137,34 @@ class LoopTrainer:
         evaluate: Evaluate | None = None,
     ) -> None:
         self.inner = SingleDeviceTrainer(model, recipe, optimizer=optimizer)
+        assert isinstance(self.inner.flat, FlatParameters), "a run of own loops has float32 masters"
         self.flat, self.turns, self.measure, self.training = self.inner.flat, turns, evaluate, recipe.training
         self.layout, self.kind, self.sizes = self.inner.layout, self.inner.kind, self.inner.sizes
         self.gradient: Gradient | None = None  # of this step
-        self.touched = self.evaluating = False
+        self.evaluating = False
         self._noted: list[tuple[int, int]] = []
-        self._views = self.layout.views(self.flat.grad)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        untyped: Any = self._parameters
-        self._hooks = [p.register_post_accumulate_grad_hook(self._touch) for p in untyped]
         groups = optimizer.param_groups
         first = groups[0]["lr"] or 1.0
         self._given = [(group["lr"] / first, group.get("betas"), group.get("momentum")) for group in groups]
 
-    def _touch(self, parameter: Tensor) -> None:
-        self.touched = True
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
     # ---- the user's thread ---------------------------------------------------------------------------------
 
     def collect(self) -> float:
-        """Bring all gradients into the vector, clip them as the run says, and return their norm before.
-        Raises Failure where there are none, or one is not finite."""
+        """Clip all gradients together as the run says, where they are, and return their norm before. A
+        parameter without one gets zeros. Raises Failure where none has one, or one is not finite."""
         if self._noted != self._state():
             hints = ("swarm.step alone changes them: one optimizer, no load_state_dict, no .to()",)
             raise Failure("usage", "the parameters were changed between two steps", hints=hints)
-        if not self.touched:
+        if all(parameter.grad is None for parameter in self._parameters):
             hints = ("loss.backward(), then swarm.step(loss, samples)",)
             raise Failure("usage", NO_GRADIENT, hints=hints)
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            if (found := parameter.grad) is not view:  # the user's zero_grad has made it None meanwhile
-                view.zero_() if found is None else view.copy_(found)
-                parameter.grad = view
-        norm = float(self.flat.clip(self.training.max_grad_norm))
+        gradients = list[Tensor]()
+        for parameter in self._parameters:
+            found = parameter.grad
+            parameter.grad = torch.zeros_like(parameter) if found is None else found.detach().to_dense()
+            gradients.append(parameter.grad)
+        norm = clip(gradients, self.training.max_grad_norm)
         if not isfinite(norm):
             self.clear()
             hint = "with torch.amp.GradScaler: scaler.unscale_(optimizer), and no swarm.step where it is not"
@@ -185,9 +178,14 @@ class LoopTrainer:
     def _state(self) -> list[tuple[int, int]]:
         return [(p.data_ptr(), p._version) for p in self._parameters]
 
+    def release(self) -> None:
+        """Free the gradient's vector: `backward` makes a gradient for each parameter from now on."""
+        self.flat.grad = self.flat.grad.new_empty(0)
+        self.clear()
+
     def clear(self) -> None:
-        self.touched = False
-        self.flat.grad.zero_()
+        for parameter in self._parameters:
+            parameter.grad = None
 
     # ---- the thread of finetune ----------------------------------------------------------------------------
 

@@ -341,14 +341,13 @@ class JoinedLoop(Joining):
         self.trainer = LoopTrainer(self.own, self.optimizer, recipe, self.turns, self.evaluate)
         self.trainer.extensions = self.extensions
         self.peer = replace(peer_of(self.trainer.inner, recipe, round, micro_batch), trainer=self.trainer)
+        self.trainer.release()
         return self.peer
 
     def finish(self) -> None:
-        """Forget the trainer; at the run's end its model becomes x'."""
-        if self.trainer is not None:
-            self.trainer.close()
-            if self.finished:
-                self.trainer.flat.take(self.peer.worker.global_model.vector)
+        """Make the model x' where the run has reached its end."""
+        if self.trainer is not None and self.finished:
+            self.trainer.flat.take(self.peer.worker.global_model.vector)
 
 
 @dataclass

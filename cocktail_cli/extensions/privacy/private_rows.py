@@ -294,10 +294,9 @@ class PrivateSwarm:
             self._gradients, budget.terms.max_row_norm, budget.noise, self._secret
         )
         trained = [*self._gradients.trained.values()]
-        for parameter in trained:
-            parameter.grad = None  # whatever the user has left there was not clipped
         views = torch.split(gradient, [p.numel() for p in trained])
-        torch.autograd.backward(trained, [view.view_as(p) for view, p in zip(views, trained, strict=True)])
+        for parameter, view in zip(trained, views, strict=True):
+            parameter.grad = view.view_as(parameter)  # what the user has left there was not clipped
         return self._swarm.step(loss, self._rows.batch_size)
 
     def leave(self) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress import Cocktail, PackedUpdate, PacketError, Update, decode, decode_packed
+from compress import Cocktail, PackedUpdate, PacketError, Update, decode, decode_packed, fingerprint
 from compress.packet import STRIDE
 
 pytest.importorskip("compress.numba_loops", reason="numba has no build for this platform")
@@ -40,6 +40,23 @@ def kept(packet: bytes, m: int = M) -> PackedUpdate:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+@SENT
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("bucket", [24, 128])
+def test_x_moves_as_by_the_decoded_update(v: torch.Tensor, keep: float, bits: int, bucket: int) -> None:
+    """Part by part, with the fingerprint of a longer vector; and back."""
+    packet = Cocktail(topk_ratio=keep, quant_bits=bits, quant_bucket_size=bucket).encode(v).packet
+    update, found, sample = decode(packet, M), kept(packet), Cocktail(0.5, block_size=1).draw(2 * M, 3, 1)
+    whole, start = torch.linspace(-1, 1, 2 * M + 70_001), 70_001
+    x, before = whole[start:], fingerprint(whole)
+    want, parts = sample.add_(x.clone(), update), range(0, found.count, STRIDE)
+    moves = [sample.add_counted_(x, found, start, len(whole), slice(at, at + STRIDE)) for at in parts]
+
+    assert same_bits(x, want)
+    assert (before + sum(map(int, moves))) % (1 << 64) == fingerprint(whole)
+    assert same_bits(sample.add_(x, found, -1), sample.add_(want, update, -1))
 
 
 @SENT

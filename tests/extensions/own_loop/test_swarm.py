@@ -310,6 +310,19 @@ def test_a_step_without_gradients_is_one_error(endless: Hosted) -> None:
     assert "loss.backward()" in met.hints[0]
 
 
+def test_a_gradient_set_by_hand_is_a_step_that_only_reads_it(endless: Hosted) -> None:
+    """No copy, no zeros: nothing is clipped here, and the next `backward` makes another gradient."""
+    model = conv_net()
+    with cocktail_cli.join_with(str(endless.url), model, torch.optim.SGD(model.parameters())) as swarm:
+        gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        swarm.step(1.0, 16)
+
+        assert not any(gradient._version for gradient in gradients)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_a_step_of_no_loss_is_one_error(endless: Hosted) -> None:
     def step(swarm: Swarm, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Any) -> None:
         model(torch.ones(1, 1, 8, 8)).sum().backward()

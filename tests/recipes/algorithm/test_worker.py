@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress import Cocktail, decode, fingerprint
+from compress import Cocktail, PackedUpdate, decode, fingerprint
 from recipes.algorithm import (
     Aggregator,
     DecodedPacket,
@@ -358,11 +358,14 @@ def test_a_difference_to_the_hosts_memory_has_the_bits_of_one_beside_it() -> Non
         assert torch.equal(fetched_difference(sample, x, y), sample.difference(x, y))
 
 
-def test_threads_move_the_global_model_to_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.algorithm.global_model.AT_ONCE", 1 << 11)
+@pytest.mark.parametrize("worth", [0, 1 << 20])  # from how many elements on an update stays packed
+def test_threads_move_x_to_the_bits_of_one(monkeypatch: pytest.MonkeyPatch, worth: int) -> None:
+    monkeypatch.setattr("compress.backends.WORTH", worth)
+    monkeypatch.setattr(PackedUpdate, "window", None)  # nor is one written out
+    monkeypatch.setattr("recipes.algorithm.global_model.AT_ONCE", 1 << 12)  # three threads do not divide it
     monkeypatch.setattr("recipes.algorithm.global_model.SMALL", 1 << 10)
     x, threads = torch.randn(60_000, generator=torch.Generator().manual_seed(1)), torch.get_num_threads()
-    mix, ends = Cocktail(random_ratio=0.5, topk_ratio=0.4), []
+    mix, ends = Cocktail(random_ratio=0.5, topk_ratio=0.2), []
     packet = mix.encode(mix.draw(len(x), 1, 0).take(x)).packet
     try:
         for count in (1, 3):
@@ -376,3 +379,12 @@ def test_threads_move_the_global_model_to_the_bits_of_one(monkeypatch: pytest.Mo
     assert torch.equal(ends[0].vector, ends[1].vector)
     assert not torch.equal(ends[0].vector, x)
     assert ends[0].fingerprint == ends[1].fingerprint == fingerprint(ends[1].vector)
+
+
+def test_an_update_and_its_aggregate_share_a_sample() -> None:
+    """A permutation of long vectors takes milliseconds."""
+    mix = Cocktail(random_ratio=0.5)
+    model = GlobalModel(torch.randn(10_000), mix, 1)
+    ((_, sample),) = model.samples()
+
+    assert model.decode(mix.encode(torch.randn(sample.m)).packet).shard_updates[0].sample is sample

@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_692,
-    "lines with code, extensions": 17_424,
-    "lines with code, scripts": 10_437,
-    "lines with code, tests": 47_403,
-    "modules": 298,
+    "lines with code, heart": 29_537,
+    "lines with code, extensions": 17_195,
+    "lines with code, scripts": 10_444,
+    "lines with code, tests": 47_448,
+    "modules": 299,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_043,
+    "words of documents": 53_979,
     "functions without a docstring, %": 22,
 }
 

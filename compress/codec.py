@@ -166,7 +166,7 @@ class Cocktail:
                     wanted[i] = next(steps[i]) if arrays is None else steps[i].send(arrays)
                 except StopIteration as end:
                     encoded[i] = end.value
-            read = {**read_each(wanted)} if wanted else {}
+            read = {**read_each(wanted)}
         return [encoded[i] for i in range(len(deltas))]
 
     def _steps(
@@ -184,7 +184,9 @@ class Cocktail:
             if self.topk_chunk and self.topk_ratio < 1:
                 # selected on the device of v, quantized on the host
                 at = topk.in_chunks(v, self.topk_chunk, self.topk_ratio)
-                places, values = yield at, v[at]
+                kept = v[at]
+                del v  # as below
+                places, values = yield at, kept
                 return self._pack(m, topk.sendable(places, values, m))
             if on_device and m and not self._is_identity:
                 made = self._on_device(m, [v], delta.make)
@@ -231,7 +233,8 @@ class Cocktail:
                     how = plans(rows[None], bits, step)
                 else:  # two thousand launches: the host fits, and is waited for
                     (few,) = yield [rows.flatten()]
-                    how = Plans.of(plan(few.view(np.float32).reshape(rows.shape), bits), rows.device)
+                    with np.errstate(all="ignore"):  # of infinity, which is told of below
+                        how = Plans.of(plan(few.view(np.float32).reshape(rows.shape), bits), rows.device)
                 codes = device.quantize(kept, bits, bucket, how)
                 places = device.coded(kept.positions, kept.count, m, byte_kind(look.k, m))
                 parts = [kept.numbers, *places.parts, *codes.parts]

@@ -381,12 +381,12 @@ def add_packed(
     """Add factor (1 or -1) times values of a packed update to their coordinates of x, (n,) float32, and
     return the change of the fingerprint, modulo 2**64. Decoding them first takes twice the time.
 
-    blocks: (u,) uint64, coordinates of a block less positions in the sample; log2 of its length. tables: of
-    the fingerprint: where x begins in its vector, (65536,) and (rows,) int64; empty: 0 is returned.
+    blocks: the blocks of the sample, (u,) uint64, and log2 of their length. tables: of the fingerprint:
+    where x begins in its vector, (65536,) and (rows,) int64; empty: 0 is returned.
     places: gaps (none: all positions), far, longer; codes: packed, width, bucket, levels, scales, as above.
     part: the first value, the end, the position before.
     """
-    moved, shift = blocks
+    units, shift = blocks
     start, across, down = tables
     gaps, far, longer = places
     packed, width, bucket, levels, scales = codes
@@ -394,14 +394,13 @@ def add_packed(
     bits, mask, by = np.uint64(width), np.uint64((1 << width) - 1), np.uint64(shift)
     products, total = np.empty(1 << width, np.float32), np.int64(0)
     at, nth = np.uint64(before + 1), np.searchsorted(far, first)  # at: the next free position
-    asked, units = at >> by, np.uint64(len(moved) if 6 <= shift <= 12 else 0)
+    asked, end = at >> by, np.uint64(len(units) if 6 <= shift <= 12 else 0)
     for row in range(first // bucket, -(-last // bucket)):
         for number in range(1 << width):
             products[number] = levels[number] * scales[row] * factor
-        ahead = min((at >> by) + np.uint64(AHEAD), units)
+        ahead = min((at >> by) + np.uint64(AHEAD), end)
         while asked < ahead:  # the blocks that this bucket reaches, and some more
-            block = (asked << by) + moved[asked]
-            for j in range(block, block + (ONE << by), np.uint64(topk.LINE)):
+            for j in range(units[asked] << by, (units[asked] + ONE) << by, np.uint64(topk.LINE)):
                 fetch(x, j)
             asked += ONE
         for i in range(np.uint64(max(first, row * bucket)), np.uint64(min(last, (row + 1) * bucket))):
@@ -410,7 +409,8 @@ def add_packed(
             if nth < len(far) and i == np.uint64(far[nth]):
                 at += np.uint64(longer[nth])
                 nth += 1
-            bit, place = i * bits, at + moved[at >> by]
+            bit, unit = i * bits, at >> by
+            place = at + ((units[unit] - unit) << by)
             old = x[place]
             new = old + products[(np.uint64(packed[bit >> THREE]) >> (bit & SEVEN)) & mask]
             x[place] = new

@@ -48,9 +48,13 @@ def read_back(*parts: torch.Tensor) -> list[np.ndarray]:
 
 
 def read_each(wanted: Mapping[K, Sequence[torch.Tensor]]) -> dict[K, list[np.ndarray]]:
-    """Read the vectors of several readers of one device like `read_back`."""
-    read = iter(read_back(*chain.from_iterable(wanted.values())))
-    return {reader: [*islice(read, len(parts))] for reader, parts in wanted.items()}
+    """Read the vectors of several readers like `read_back`, those of each device together."""
+    found: dict[K, list[np.ndarray]] = {}
+    for device in {parts[0].device for parts in wanted.values()}:
+        here = {reader: parts for reader, parts in wanted.items() if parts[0].device == device}
+        read = iter(read_back(*chain.from_iterable(here.values())))
+        found |= {reader: [*islice(read, len(parts))] for reader, parts in here.items()}
+    return found
 
 
 class Arriving:

@@ -316,9 +316,8 @@ class Sample:
         return change
 
     def _blocks(self) -> tuple[np.ndarray, int]:
-        """Return coordinates of each block less its positions, modulo 2**64, and log2 of its length."""
-        units = self.units.cpu().numpy()
-        return (units - np.arange(len(units)) << self._shift).view(np.uint64), self._shift
+        """Return the blocks, and log2 of their length."""
+        return self.units.numpy().view(np.uint64), self._shift
 
     def coordinates(self, positions: torch.Tensor) -> torch.Tensor:
         """Map positions in the sampled vector to coordinates in the full one, both (k,) int64."""

@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_537,
-    "lines with code, extensions": 17_195,
+    "lines with code, heart": 29_546,
+    "lines with code, extensions": 17_198,
     "lines with code, scripts": 10_444,
-    "lines with code, tests": 47_448,
+    "lines with code, tests": 47_472,
     "modules": 299,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 53_979,
+    "words of documents": 53_974,
     "functions without a docstring, %": 22,
 }
 

@@ -282,7 +282,7 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
     """Apply the packets this peer has not seen, up to round `now`."""
     start = peer.worker.global_model.round
     for packet in link.packets(start, now):
-        with foreign_packet():
+        with foreign_packet(), peer.side.turn():
             peer.worker.catch_up(packet)
     return CaughtUp(now, now - start)
 

@@ -256,20 +256,24 @@ def test_an_exchange_has_the_same_result_where_the_system_lets_nothing_be_pinned
     assert all(map(torch.equal, around.ends(), other.ends()))
 
 
-@pytest.mark.parametrize("where", ["accelerator", "cpu"])
-def test_an_exchange_in_which_memory_runs_out_has_the_same_result(where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "keys"),
+    [("accelerator", {}), ("cpu", {}), ("accelerator", {"topk_chunk": 64, "shards": 2})],
+    ids=["x' there", "x' here", "by chunks, two shards"],
+)
+def test_an_exchange_in_which_memory_runs_out_has_the_same_result(where: str, keys: dict[str, int]) -> None:
     """At each allocation in turn: encoded again on the host, applied again in smaller windows."""
-    around = Around(where, FEW)
+    around = Around(where, FEW, **keys)
     around.finish(sent := around.start())
     want = around.ends()
     before = fake.allocations()
-    again = Around(where, FEW)
+    again = Around(where, FEW, **keys)
     made = fake.allocations() - before  # of the peer itself
     again.finish(again.start())
     count = fake.allocations() - before - made
     short = 0
-    for n in range(1, count, max(count // 12, 1)):
-        around = Around(where, FEW)
+    for n in range(1, count, 1 if keys else max(count // 12, 1)):
+        around = Around(where, FEW, **keys)
         fake.fail_at(n)
         mine = around.start()
         around.finish(mine)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -117,6 +117,18 @@ class Turns:
                     self.leaving.set()
 
 
+def own_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Return each parameter's gradient, dense; zeros where it has none, a copy where it shares memory, as one
+    that was set by hand may."""
+    gradients, seen = list[Tensor](), set[int]()
+    for parameter in parameters:
+        given = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().to_dense()
+        parameter.grad = given.clone() if 0 in given.stride() or given.data_ptr() in seen else given
+        seen.add(given.data_ptr())
+        gradients.append(parameter.grad)
+    return gradients
+
+
 class LoopTrainer:
     """A `recipes.training.Trainer` of a user's model and optimizer. The recipe's rate is that of the first
     group of parameters; others keep their ratio to it.
@@ -159,12 +171,7 @@ class LoopTrainer:
         if all(parameter.grad is None for parameter in self._parameters):
             hints = ("loss.backward(), then swarm.step(loss, samples)",)
             raise Failure("usage", NO_GRADIENT, hints=hints)
-        gradients = list[Tensor]()
-        for parameter in self._parameters:
-            found = parameter.grad
-            parameter.grad = torch.zeros_like(parameter) if found is None else found.detach().to_dense()
-            gradients.append(parameter.grad)
-        norm = clip(gradients, self.training.max_grad_norm)
+        norm = clip(own_gradients(self._parameters), self.training.max_grad_norm)
         if not isfinite(norm):
             self.clear()
             hint = "with torch.amp.GradScaler: scaler.unscale_(optimizer), and no swarm.step where it is not"

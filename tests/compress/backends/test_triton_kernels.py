@@ -147,6 +147,22 @@ def test_long_vectors_take_the_sampled_threshold(kind: str) -> None:
     assert np.array_equal(here.values, there.values.cpu().numpy()[: there.count])
 
 
+def test_of_a_sample_that_misleads_no_more_values_are_counted_than_there_is_room_for() -> None:
+    """Kernels write as many codes as are counted. All lines but those of the sample are longer."""
+    from compress import topk
+    from compress import triton_kernels as select
+
+    v = vector("gaussian").repeat(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topk, "SAMPLED", 2000)
+        longer = torch.full((len(v) // topk.LINE, 1), 2.0, device=DEVICE)
+        longer[:: topk.stride(len(v))] = 1.0
+        v.view(-1, topk.LINE).mul_(longer)
+        found = select.largest(v, replace(select.first_look(len(v), len(v) // 3), cut=False))
+
+    assert int(found.numbers[2]) > len(found.values) == int(found.count)
+
+
 @pytest.mark.parametrize(
     ("gap", "every"), [(0, 7), (254, 7), (255, 7), (600, 7), (3, 2), (0, 1)], ids=lambda value: str(value)
 )

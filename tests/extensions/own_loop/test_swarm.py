@@ -20,7 +20,9 @@ from torch.nn.functional import cross_entropy
 import cocktail_cli
 from cocktail_cli.errors import Failure
 from cocktail_cli.extensions.own_loop.hub import WeighedClaims
+from cocktail_cli.extensions.own_loop.loop_trainer import own_gradients
 from cocktail_cli.extensions.own_loop.swarm import Swarm
+from recipes.weight_files import clip
 from transport.protocol import events as hub
 
 pytestmark = pytest.mark.slow
@@ -321,6 +323,17 @@ def test_a_gradient_set_by_hand_is_a_step_that_only_reads_it(endless: Hosted) ->
 
         assert not any(gradient._version for gradient in gradients)
         assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_by_hand_that_share_memory_are_clipped_as_any_others() -> None:
+    shared, trained = torch.ones(4), [nn.Parameter(torch.zeros(4)) for _ in range(4)]
+    for parameter, gradient in zip(trained, (shared, shared, torch.ones(()).expand(4)), strict=False):
+        parameter.grad = gradient
+
+    gradients = own_gradients(trained)
+
+    assert clip(gradients, 1.0) == pytest.approx(12**0.5)
+    torch.testing.assert_close(gradients, [torch.full((4,), share * 12**-0.5) for share in (1, 1, 1, 0)])
 
 
 def test_a_step_of_no_loss_is_one_error(endless: Hosted) -> None:

@@ -166,7 +166,7 @@ class Cocktail:
                     wanted[i] = next(steps[i]) if arrays is None else steps[i].send(arrays)
                 except StopIteration as end:
                     encoded[i] = end.value
-            read = {**read_each(wanted)}
+            read = {**read_each(wanted)} if wanted else {}
         return [encoded[i] for i in range(len(deltas))]
 
     def _steps(

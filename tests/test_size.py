@@ -23,7 +23,7 @@ CEILINGS = {
     "lines with code, heart": 29_546,
     "lines with code, extensions": 17_198,
     "lines with code, scripts": 10_444,
-    "lines with code, tests": 47_472,
+    "lines with code, tests": 47_473,
     "modules": 299,
     "recipe keys": 117,
     "options": 198,

@@ -92,12 +92,12 @@ class Phases:
 def functions(peer: Any) -> Iterator[tuple[str, Any, str]]:
     """List the functions of each phase, for the classes that a peer is made of: phase, owner, name."""
     import compress
-    import compress.codec as codec
+    from compress import codec, sampling
     from recipes.training import loop
 
     worker, trainer = peer.worker, type(peer.trainer)
     local_model, global_model = type(worker.local_model), type(worker.global_model)
-    yield "sample", compress.Cocktail, "draw"
+    yield "sample", sampling.Schedule, "sample"
     yield "gather", local_model, "difference"
     for name in ("largest", "everything", "in_chunks"):
         yield "select", compress.topk, name

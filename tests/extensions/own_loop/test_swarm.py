@@ -34,6 +34,7 @@ def train(
     seed: int = 1,
     each: Callable[[Swarm], None] = lambda _: None,
     model: nn.Module | None = None,
+    samples: int = 16,
     **options: Any,
 ) -> nn.Module:
     """The loop of a volunteer who knows PyTorch: batches of 16 images of his own, until the run is over."""
@@ -44,7 +45,7 @@ def train(
             pixels, labels = images(16, generator)
             loss = cross_entropy(model(pixels), labels)
             loss.backward()
-            swarm.step(loss, 16)
+            swarm.step(loss, samples)
             each(swarm)
     return model
 
@@ -184,8 +185,8 @@ def test_two_peers_learn_together_and_a_claim_of_samples_is_bounded(tmp_path: Pa
 
 
 def test_a_round_closes_once_its_peers_report_a_global_batch(tmp_path: Path) -> None:
-    """One reports 16 of 16, so no round waits for the other, which computes for several of them: it is never
-    late, and delivers afterwards."""
+    """Ann reports 16 of 16, so no round waits for bob, who reports 8 and computes for several rounds: he is
+    never late, and delivers afterwards."""
     computing, later, seen = threading.Event(), threading.Event(), list[int]()
 
     def compute(swarm: Swarm) -> None:
@@ -202,7 +203,7 @@ def test_a_round_closes_once_its_peers_report_a_global_batch(tmp_path: Path) -> 
     long = {"step_timeout": 40.0, "peer_timeout": 20.0, "start_timeout": 200.0}
     more = {"training": {"max_steps": 60}, "swarm": long}
     with hosted(tmp_path, conv_net(), {"first_peers": 2}, **more) as run:
-        bob = threading.Thread(target=train, args=(str(run.url), "bob", 2, compute))
+        bob = threading.Thread(target=train, args=(str(run.url), "bob", 2, compute, None, 8))
         bob.start()
         train(run.url, "ann", each=count)
         run.wait()

@@ -22,13 +22,13 @@ from transport.protocol import messages
 CEILINGS = {
     "lines with code, heart": 29_546,
     "lines with code, extensions": 17_198,
-    "lines with code, scripts": 10_444,
+    "lines with code, scripts": 10_438,
     "lines with code, tests": 47_473,
     "modules": 299,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 53_974,
+    "words of documents": 54_013,
     "functions without a docstring, %": 22,
 }
 

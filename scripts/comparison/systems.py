@@ -59,7 +59,6 @@ class System:
         return self.averages * 2 * (work.PEERS - 1) / work.PEERS
 
 
-TWO = "compression.staleness=2"  # rounds in flight
 THIN = "compression.preset=cocktail-thin"
 SHARDS = "compression.shards=8"
 WIDE = 2048  # a packet of 20 Mbit/s is eight fragments, not two; at its real size it has fifty
@@ -67,12 +66,7 @@ AGGREGATING = ("owners=peers", SHARDS)
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
-    "cocktail, staleness 2": System(COCKTAIL, "", keys=(TWO,)),
-    "cocktail, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(TWO,)),
     "cocktail, the hub on such a line, peers aggregate": System(COCKTAIL, "hub", keys=AGGREGATING),
-    "cocktail, staleness 2, the hub on such a line, peers aggregate": System(
-        COCKTAIL, "hub", keys=(TWO, *AGGREGATING)
-    ),
     "cocktail, 8 peers": System(COCKTAIL, "", peers=8),
     "cocktail, 8 peers, the hub on such a line": System(COCKTAIL, "hub", peers=8),
     "cocktail, 16 peers": System(COCKTAIL, "", peers=16, slower=3),

@@ -92,7 +92,7 @@ def links(folder: Path) -> str:
 
 TIMED_AT = ("1000", "500", "100", "20")
 # the timed runs of cocktail with as many rounds in flight
-IN_FLIGHT = {1: ("cocktail",), 2: ("cocktail, staleness 2", "cocktail-thin")}
+IN_FLIGHT = {1: ("cocktail",), 2: ("cocktail-thin",)}
 SAME = 2e-3  # half of all-reduce's best rate
 HELD_OUT = (f"held-out loss over all-reduce, at the same rate, {SAME:g}", "each at its best rate")
 ENOUGH = 0.9  # of a cell's bytes that went over a timed line: then its step takes no longer there
@@ -315,7 +315,7 @@ def newcomer(folder: Path) -> str:
     for name in ("torch DDP FP32", "torchft DDP FP32", "torchft DiLoCo FP32, H=50", "hivemind FP16"):
         steps.pop(name, None)  # each does better in another way
     speeds, kinds = ("1000", "500", "100", "20"), [fault for fault in FAULTS if fault != "none"]
-    steps = {n: by for n, by in steps.items() if by.keys() >= set(speeds) or n == "cocktail-thin"}
+    steps = {n: by for n, by in steps.items() if by.keys() >= set(speeds)}
     each = {name: {r["fault"]: in_short(r) for r in rows if r["system"] == name} for name in SYSTEMS}
     ruined = [[name, *(by.get(fault, "") for fault in kinds)] for name, by in each.items() if by]
     return "\n".join(

@@ -28,7 +28,7 @@ CEILINGS = {
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_013,
+    "words of documents": 54_018,
     "functions without a docstring, %": 22,
 }
 

@@ -291,10 +291,8 @@ def largest(v: torch.Tensor, look: Look) -> Selected:
     if look.cut:
         positions, patterns, count = _fewer(positions, patterns, kept, look)
     numbers = torch.stack([above, equal, kept, threshold.to(torch.int64), counts[2].max(), count])
-    values = patterns[: look.most].view(torch.float32)
-    return Selected(
-        positions[: look.most], values, count.clamp(max=look.most), numbers
-    )  # kernels write so many
+    positions, values = positions[: look.most], patterns[: look.most].view(torch.float32)
+    return Selected(positions, values, count.clamp(max=look.most), numbers)  # kernels write as many as that
 
 
 def _fewer(

@@ -3,6 +3,7 @@
     scripts/rivals links                             every system at every speed, an hour
     scripts/rivals links --system cocktail --speed 500 100
     scripts/rivals links --system cocktail --speed 1000 20 1000 --out outputs/changes.jsonl
+    scripts/rivals links --system "cocktail, 8 peers" --speed 500 --peers 8 4 8 --out outputs/changes.jsonl
     scripts/rivals links --list
 
 Four peers in network namespaces, or as many as a system says, each on a line of its own; work.py has the
@@ -12,8 +13,9 @@ model, at the same ratios, so that a step of theirs is waited for. `unthrottled`
 loopback device, or, of those that send little, over lines without a limit. A row is a line of JSON in --out,
 and replaces the older one of its system and speed.
 
-A run of cocktail goes through the speeds in their order: `followed` rounds after a change of the lines its
-rung, and the share of the time that devices compute, are what they are in the rounds that count.
+A run of cocktail goes through the speeds in their order, and at each through the numbers of peers: those that
+leave are killed, those that come join again. `followed` rounds after a change of lines or peers its rung, and the
+share of the time that devices compute, are what they are in the rounds that count.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean, median
 
@@ -54,10 +56,15 @@ LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made o
 class Case:
     system: str
     speeds: tuple[str, ...]
+    peers: tuple[int, ...] = ()  # that a run of cocktail has, one number after the other; else the system's
 
     @property
     def members(self) -> list[str]:
         return [f"p{i + 1}" for i in range(SYSTEMS[self.system].peers)]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.peers or (SYSTEMS[self.system].peers,)
 
     def shape(self, speed: str, members: list[str]) -> None:
         system = SYSTEMS[self.system]
@@ -159,22 +166,26 @@ def measure_cocktail(case: Case) -> Iterator[Line]:
 
 
 def measure_lines(case: Case, started: systems.Cocktail) -> Iterator[Line]:
-    """Measure one run at each speed; the first LEARNT rounds at one do not count."""
-    members = [*case.members, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
-    with systems.cocktail(started, rounds=10_000) as run:
+    """Measure one run at each speed with each number of peers; the first LEARNT rounds of each do not
+    count."""
+    system = SYSTEMS[case.system]
+    members = [*case.members, *(["hub"] if system.kind == "hub" else [])]
+    with systems.cocktail(started, rounds=10_000, together=min(case.counts)) as run:
         run.until_round(0, PATIENCE)  # the base model comes over lines without a limit
         at = 1
-        for speed in case.speeds:
+        for speed, count in product(case.speeds, case.counts):
             case.shape(speed, members)
+            run.have(count)
             run.until_round(at + LEARNT, PATIENCE)
             busy = Busy()
             run.until_round(at + LEARNT + COUNTED, PATIENCE)
             share = busy.share()
             counted = range(at + LEARNT, at + LEARNT + COUNTED + 1)
-            found = rounds_of(run, counted) | {"followed": followed(run, at, counted)}
-            found["rung"] = run.hub.heard("step")[-1]["rung"]
+            found = case.row(speed, run.width, share) | rounds_of(run, counted)
+            found |= {"followed": followed(run, at, counted), "rung": run.hub.heard("step")[-1]["rung"]}
+            found["compute_s"] *= system.peers / count  # the batch stays
             at = run.peers[0].heard("round")[-1]["round"] + 1
-            yield case.row(speed, run.width, share) | found
+            yield found | ({"peers": count} if case.peers else {})
 
 
 def rounds_of(run: systems.Cocktail, counted: range) -> Line:

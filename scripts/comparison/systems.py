@@ -67,8 +67,8 @@ SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
     "cocktail, the hub on such a line, peers aggregate": System(COCKTAIL, "hub", keys=AGGREGATING),
-    "cocktail, 8 peers": System(COCKTAIL, "", peers=8),
-    "cocktail, 8 peers, the hub on such a line": System(COCKTAIL, "hub", peers=8),
+    "cocktail, 8 peers": System(COCKTAIL, "", peers=8, slower=2),
+    "cocktail, 8 peers, the hub on such a line": System(COCKTAIL, "hub", peers=8, slower=2),
     "cocktail, 16 peers": System(COCKTAIL, "", peers=16, slower=3),
     "cocktail-thin": System(COCKTAIL, "", keys=(THIN,), slower=0.5, width=WIDE),
     "torch DDP FP32": System(GLOO, "fp32", 4),
@@ -177,6 +177,13 @@ class Cocktail:
         args = ["join", self.url, "--name", member, "--device", "cpu", "-y", "--json"]
         args += ["--listen", f"{address(member)}:29401"] if SHARDS in self.keys else []
         return self._start(member, args=args, sample_s=self.sample_s)
+
+    def have(self, count: int) -> None:
+        """Kill the last peers, or let more join, until there are so many."""
+        for peer in self.peers[count:]:
+            peer.kill()
+        del self.peers[count:]
+        self.peers += [self.join(f"p{i}") for i in range(len(self.peers) + 1, count + 1)]
 
     def until_round(self, round: int, timeout: float) -> None:
         """Wait until all peers have been in this round."""

@@ -402,9 +402,10 @@ class ConnectionManager:
             del self._dial_at[flow]
             self._wire.dial(flow)
         tried = self.state.welcome is not None or self._error is not None
+        more = self._error.patience if self._error is not None else 0.0
         if (
             self._give_up_at is not None
-            and now >= self._give_up_at
+            and now >= self._give_up_at + more
             and tried
             and link is not SessionState.OVER
         ):

@@ -275,7 +275,8 @@ class RunVisit:
                 return RunPreview(status, preview_of(status))
             except (Unreachable, LinkLost) as error:
                 away = isinstance(error, Unreachable) and error.layer != "key"
-                if time.monotonic() >= until or not (waits or away):
+                more = error.patience if isinstance(error, Unreachable) else 0.0
+                if time.monotonic() >= until + more or not (waits or away):
                     raise
                 time.sleep(REDIAL_S)
 

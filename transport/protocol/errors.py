@@ -29,13 +29,21 @@ class AddressInUse(TransportError):
         self.host, self.port = host, port
 
 
+SLOW_HUB_S = 15.0
+
+
 class Unreachable(TransportError):
     """The hub cannot be reached."""
 
     def __init__(self, host: str, port: int, layer: str, reason: str, *hints: str) -> None:
         super().__init__(reason, hints)
         self.host, self.port = host, port
-        self.layer = layer  # what failed: "dns", "tcp" or "key", or as an extension calls it
+        self.layer = layer  # what failed: "dns", "tcp", "handshake" or "key", or as an extension calls it
+
+    @property
+    def patience(self) -> float:
+        """Return the seconds for which this is worth dialling on, beyond those that the caller gives it."""
+        return SLOW_HUB_S if self.layer == "handshake" else 0.0
 
     @classmethod
     def of(cls, failed: Sequence[Unreachable]) -> Unreachable:

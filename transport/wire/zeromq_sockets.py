@@ -72,6 +72,7 @@ LOOK_S = 0.05  # between two looks at that: 20 to 30 MB come on the loopback
 LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # if a system names no limit
 HANDSHAKE_S = 6.0  # from TCP connected to the key proven: a hub gives up after 5
+SLOW_S = 4.0  # who lacks the key ends a handshake sooner: one that lasts so long is slow
 HEAD_START_S = 1.5  # of a way before the next is tried beside it: a lost SYN is sent again after 1 s
 STAY_S = 10.0  # a hub, or what leads to it, that is started again is back within this time
 THREADLESS = ("can't start new thread", "after interpreter shutdown")  # of a RuntimeError
@@ -463,9 +464,10 @@ class DealerWire:
 
     def _not_proven(self, flow: int) -> list[Connected | Disconnected | Received]:
         """Try the next route of this dial; without any, it has failed."""
-        probed = self._probed[flow]
+        probed, left = self._probed[flow], self._connecting[flow] - time.monotonic()
         self.hang_up(flow)
-        failed = probed.failed | {probed.route: no_key(probed.route)}
+        why = too_slow if left < HANDSHAKE_S - SLOW_S else no_key
+        failed = probed.failed | {probed.route: why(probed.route)}
         if not probed.others:
             return [Disconnected(flow, Unreachable.of([*failed.values()]))]
         self._try(flow, probed.others, failed)
@@ -569,6 +571,16 @@ def no_key(route: Route) -> Unreachable:
         "key",
         f"something answers at {route}, but it does not hold the server key of the run URL: another program, "
         "another run, or a hub that was started anew",
+    )
+
+
+def too_slow(route: Route) -> Unreachable:
+    return Unreachable(
+        route.host,
+        route.port,
+        "handshake",
+        f"something answers at {route}, but has not proven its key within {HANDSHAKE_S:.0f} s: that hub or a "
+        "line to it is overloaded, or another program listens there",
     )
 
 

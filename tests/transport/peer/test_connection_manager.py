@@ -1,8 +1,10 @@
 """The peer's transport thread, asked what it does at which time; its wire only remembers."""
 
+import pytest
+
 from transport.peer import LinkLimits, PeerState
 from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager, chunk_buffer
-from transport.protocol import ProtocolError, encode, messages
+from transport.protocol import ProtocolError, Unreachable, encode, messages
 from transport.transfer import FIRST_FRAGMENT
 from transport.wire import Bandwidth, Connected, Disconnected, Frames, RateLimits, Received
 
@@ -46,6 +48,21 @@ def joined(wire: SilentWire) -> ConnectionManager:
     for flow in (1, 2):
         connections._flow_up(flow, 1.0)
     return connections
+
+
+@pytest.mark.parametrize(("layer", "gives_up"), [("tcp", 5.0), ("handshake", 20.0)])
+def test_a_hub_that_takes_connections_but_is_slow_is_dialled_for_longer(layer: str, gives_up: float) -> None:
+    state = PeerState(messages.Hello(messages.PROTOCOL, "token", "run", "ann"))
+    connections = ConnectionManager(SilentWire(), state, "hub:1", LinkLimits(), RateLimits(Bandwidth()))
+    connections._give_up_at = 5.0
+    connections._flow_down(CONTROL, Unreachable("hub", 1, layer, "no"), 1.0)
+    with connections.changed:
+        connections._maintain(gives_up - 0.1)
+        assert connections.broken is None
+
+        connections._maintain(gives_up)
+
+    assert isinstance(connections.broken, Unreachable)
 
 
 def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_control_connection() -> None:

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from transport.protocol import Unreachable
-from transport.wire import TcpRoute
+from transport.protocol import CurveKeys, Unreachable
+from transport.wire import DealerWire, Disconnected, TcpRoute
+from transport.wire.zeromq_sockets import HANDSHAKE_S
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,27 @@ def test_an_address_that_cannot_be_dialled_is_told_by_its_layer(host: str, layer
 def test_an_address_that_accepts_connections_is_told_as_one_of_ip() -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         assert TcpRoute("localhost", there.getsockname()[1]).probe() == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("after", "layer"), [(1.0, "key"), (5.0, "handshake")])
+def test_a_handshake_that_a_hub_breaks_off_late_is_told_as_slow_not_as_another_key(after: float, layer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        wire = DealerWire([TcpRoute("127.0.0.1", there.getsockname()[1])], CurveKeys.generate().public)
+        wire.dial(0)
+        there.accept()[0].close()  # of the probe
+        wire.poll(60.0)  # until it is resolved
+        connection, _ = there.accept()
+        wire._connecting[0] -= after  # so long ago it was connected
+
+        connection.close()
+        while not (events := wire.poll(60.0)):
+            pass
+
+        assert HANDSHAKE_S > after
+        assert isinstance(events[0], Disconnected)
+        assert events[0].error is not None
+        assert events[0].error.layer == layer
+        wire.close()
 
 
 WITHOUT_MEMORY = """

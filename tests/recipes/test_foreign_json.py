@@ -263,7 +263,7 @@ UNMEASURED = {
     "transport/protocol/message_codec.py": "messages, typed; others measured just after",
     "transport/protocol/sample_ranges.py": "the hub's own ledger, typed",
     "transport/ledger/run_ledger.py": "the hub's own ledger",
-    "transport/ledger/book_tables.py": "the hub's own ledger",
+    "transport/ledger/book_opening.py": "the hub's own ledger",
     "transport/ledger/books.py": "the hub's own ledger",
     "cocktail_cli/host/run_folder.py": "the host's own file",
     "cocktail_cli/installation.py": "pip's own file",

@@ -233,7 +233,7 @@ class ReaderThread:
         """Make room for more, where so many bytes are on their way to newcomers."""
         with self._changed:
             self._room = max(LEAST, ROOM - held)
-            if len(self._others):
+            if self._others.count:
                 self._changed.notify()
 
     def forget(self, origin: str, payer: str) -> None:
@@ -263,7 +263,7 @@ class ReaderThread:
                 if self._urgent:
                     return self._urgent.popleft()
                 wait: float | None = None
-                if len(self._others) and self._room > 0:
+                if self._others.count and self._room > 0:
                     wait = max(0.0, self._bucket.open_at(now) - now) if self._busy() else 0.0
                     if not wait:
                         reading = self._others.take()

@@ -43,14 +43,11 @@ class NewcomerQueue:
     def __init__(self) -> None:
         self._queue = FairQueue[Waiting]()
         self._held: Counter[Payer] = Counter()  # bytes
-        self._total = 0
+        self.waiting_bytes = 0  # of all of them
         self._said: Counter[Payer] = Counter()  # messages in this second
         self._talk = 0  # of all
         self._second = 0.0  # when it began
         self._share = TokenBucket(SHARE, BURST_S / SHARE)
-
-    def __len__(self) -> int:
-        return len(self._queue)
 
     def put(self, message: Waiting, now: float) -> str | None:
         """Let a message wait. Returns the payer whose messages were dropped, as they are too many; else
@@ -64,11 +61,11 @@ class NewcomerQueue:
         self._talk += 1
         self._queue.put(*payer, message)
         self._held[payer] += message.size
-        self._total += message.size
+        self.waiting_bytes += message.size
         loud: Payer | None = None
         if self._queue.waiting(*payer) > WAITING:
             loud = payer
-        elif self._total > HELD:
+        elif self.waiting_bytes > HELD:
             loud = most_of(self._held)
         elif self._talk > TALK and self._said[most := most_of(self._said)] > FEW:
             loud = most
@@ -84,7 +81,7 @@ class NewcomerQueue:
         return message
 
     def _less(self, origin: str, payer: str, size: int) -> None:
-        self._total -= size
+        self.waiting_bytes -= size
         self._held[origin, payer] -= size
         if not self._queue.waiting(origin, payer):
             del self._held[origin, payer]

@@ -120,6 +120,7 @@ class Hub:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
         self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self)
+        self.later = self._commits.later  # of a Shell
         self._reader = ReaderThread(lambda: self._rounds.busy)
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -210,8 +211,9 @@ class Hub:
             self._events.put(None)
 
     def _turn(self) -> None:
-        now = time.monotonic()
-        until = self._tick_at if not self._newcomers else min(self._tick_at, self._newcomers.open_at(now))
+        now, until = time.monotonic(), self._tick_at
+        if self._newcomers.waiting_bytes:
+            until = min(until, self._newcomers.open_at(now))
         for conn, frames in self._wire.poll(min(GUARD_S, max(0.0, until - now))):
             self._receive(conn, frames)
         self._hear_newcomers()
@@ -222,11 +224,8 @@ class Hub:
             self._tick_at = min(now + 1.0, self._state.deadline(), self._end_at or float("inf"))
         else:  # what came may have brought the deadline nearer
             self._tick_at = min(self._tick_at, now + TICK_S)
-        self._guard(now)
-
-    def _guard(self, now: float) -> None:
-        """Limit the memory of each connection. What arrived while this process slept is read first."""
-        if now >= self._guard_at:
+        if now >= self._guard_at:  # limit the memory of each connection
+            # what arrived while this process slept is read first
             if now < self._guard_at + AWAKE_S:
                 found = self._wire.guard(
                     now, self._owner, lambda session: self._members.newcomer_from(session) is not None
@@ -252,9 +251,6 @@ class Hub:
 
     def apply(self, change: Callable[[float], object]) -> None:
         self._call(lambda: self._change(change))
-
-    def later(self, job: Callable[[], object]) -> None:
-        self._commits.later(job)
 
     def warn(self, peer: str, message: str) -> None:
         self.apply(lambda _: self._state.out.warn(message, peer))
@@ -312,7 +308,7 @@ class Hub:
 
     def _hear_newcomers(self) -> None:
         """Handle what newcomers have said, within their share of this thread while rounds go on."""
-        while self._newcomers:
+        while self._newcomers.waiting_bytes:
             now = time.monotonic()
             if self._rounds.busy and self._newcomers.open_at(now) > now:
                 return

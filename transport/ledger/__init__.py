@@ -1,6 +1,9 @@
 """Durable state: a run's ledger, and append-only packet logs."""
 
-from .book_tables import (
+from .book_opening import open_books, set_aside
+from .books import (
+    DATABASE,
+    JOURNAL,
     MALFORMED,
     Change,
     Rows,
@@ -14,7 +17,6 @@ from .book_tables import (
     packets_end,
     rows_of,
 )
-from .books import DATABASE, JOURNAL, open_books, set_aside
 from .packet_log import HEADER_SIZE, PACKETS, TAIL, PacketLog, pack_header, read_headers, read_packets
 from .run_ledger import (
     LOCK,

@@ -1,176 +1,317 @@
-"""The books of a run, open to write: the journal is the truth, SQLite the index by which it is read.
+"""The books of a run: a journal, which is the truth, tables in SQLite, the index by which it is read, and the
+chain of the decisions in them.
 
     write    rows change in a transaction; the journal gets the changes, fsynced; the transaction is committed
-    open     the journal is read, and the tables that follow from it are compared with those in ledger.db
+    open     book_opening.py
 
-SQLite's `user_version` is the number of the journal's record that its tables lack first. A process that was
-killed leaves one at most: it is carried out. Whatever else differs is damage. The one that is whole and has
-more makes the other anew, and `Books.mended` says so; what is replaced is moved to aside/<n> before. Where
-neither is whole nothing is changed, and LedgerError says what is left.
+A `Change` names whole rows, so whoever carries changes out in their order, once or twice, has the same books.
 
-The journal has every change in the order in which they were made, as records of packet_log.py, with the
-number of the record in place of a round. A payload is msgpack: the changes of one transaction. A journal that
-was made anew begins with the number that it was made at.
+Each decision is a link of the chain, whose head covers all that was decided before it:
+
+    head <- sha256(head, entry),  entry = sha256(JSON of the rows that the link covers)
+
+The first head is a hash of what the run began with. A link is written with its rows, so who knows a head
+knows that nothing before it was changed since. A fingerprint that is known later, and an evaluation that
+was repeated, have a newer link, which is the one that counts.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
-import shutil
+import json
 import sqlite3
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, Literal
 
 import msgspec
 
-from transport.protocol import LedgerDamaged, LedgerError
+from transport.protocol import LedgerError, SamplePool, SampleRanges, count_samples, minus, unpack_ranges
 
-from .book_tables import (
-    MALFORMED,
-    Change,
-    create_tables,
-    dump,
-    first_difference,
-    meta_value,
-    post,
-    rows_of,
-    verify_chain,
-    verify_rows,
-    void_leases,
+from .packet_log import HEADER_SIZE, PacketLog
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, fingerprint TEXT, members TEXT,
+    accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER, offset INTEGER, length INTEGER, sha256 BLOB);
+CREATE TABLE counted (
+    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, key TEXT DEFAULT '',
+    PRIMARY KEY (lease, session)) WITHOUT ROWID;
+CREATE TABLE leased (
+    lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
+CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
+CREATE TABLE peers (
+    key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT, strikes INTEGER DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE evaluations (
+    round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER,
+    rewards TEXT DEFAULT '[]');
+CREATE TABLE chain (link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB);
+CREATE INDEX counted_by_round ON counted (round)
+"""
+COLUMNS = {
+    "meta": "key, value",
+    "rounds": "round, step, opened, committed, fingerprint, members, accepted, loss, tokens, counted, "
+    "offset, length, sha256",
+    "counted": "lease, peer, session, round, ids, key",
+    "leased": "lease, session, ids",
+    "sessions": "session, name, hardware, key",
+    "peers": "key, name, standing, reason, strikes",
+    "evaluations": "round, step, loss, tokens, final, rewards",
+    "chain": "link, kind, round, entry, head",
+}
+KEYS = {
+    "meta": ("key",),
+    "rounds": ("round",),
+    "counted": ("lease", "session"),
+    "leased": ("lease", "session"),
+    "sessions": ("session",),
+    "peers": ("key",),
+    "evaluations": ("round",),
+    "chain": ("link",),
+}
+PUT = {
+    table: f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({','.join('?' * len(columns.split()))})"
+    for table, columns in COLUMNS.items()
+}
+DROP = {
+    table: f"DELETE FROM {table} WHERE {' AND '.join(f'{key}=?' for key in keys)}"
+    for table, keys in KEYS.items()
+}
+# Exceptions of damaged rows: SQLite's own, and those of values that have another type or form than ours.
+MALFORMED = (
+    sqlite3.DatabaseError,
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
 )
-from .packet_log import MAGIC, PACKETS, WINDOW, PacketLog, Record, count_records, pack_header, record_at
+STANDINGS = ("member", "banned", "waiting")  # of a key (admission.Standing)
+AT_ONCE = 4096  # rows in memory
+Rows = list[list[Any]]
 
-JOURNAL = "journal.log"
-Changes = Sequence[Change]
-DATABASE, ASIDE = "ledger.db", "aside"
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of one table that come, or replace those with the same key, and keys of rows that go before."""
+
+    table: str
+    put: Rows = []
+    drop: Rows = []
+
+
+def create_tables(db: sqlite3.Connection) -> None:
+    """Create the tables, within the transaction of the caller if there is one."""
+    for statement in SCHEMA.split(";"):
+        db.execute(statement)
+
+
+def post(db: sqlite3.Connection, changes: Iterable[Change]) -> None:
+    """Carry changes out, in a transaction of the caller."""
+    for one in changes:
+        if one.drop:
+            db.executemany(DROP[one.table], one.drop)
+        if one.put:
+            db.executemany(PUT[one.table], one.put)
+
+
+def rows_of(db: sqlite3.Connection, table: str, where: str = "1") -> Rows:
+    """Read rows of a table, by their key."""
+    return [list(row) for row in select(db, table, where)]
+
+
+def select(db: sqlite3.Connection, table: str, where: str = "1") -> sqlite3.Cursor:
+    order = ", ".join(KEYS[table])
+    return db.execute(f"SELECT {COLUMNS[table]} FROM {table} WHERE {where} ORDER BY {order}")
+
+
+def key_of(table: str, row: list[Any]) -> list[Any]:
+    """Return the key of a whole row."""
+    columns = COLUMNS[table].split(", ")
+    return [row[columns.index(name)] for name in KEYS[table]]
+
+
+def dump(db: sqlite3.Connection) -> Iterator[list[Change]]:
+    """Yield the changes that make these books of empty ones."""
+    for table in COLUMNS:
+        cursor = select(db, table)
+        while rows := cursor.fetchmany(AT_ONCE):
+            yield [Change(table, [list(row) for row in rows])]
+
+
+def first_difference(db: sqlite3.Connection, other: sqlite3.Connection) -> str:
+    """Name the first table, and the key in it, in which two books differ; "" where they are equal."""
+    tables = ", ".join(f"'{table}'" for table in COLUMNS)  # an older version had one more
+    schema = f"SELECT name, sql FROM sqlite_master WHERE tbl_name IN ({tables}) ORDER BY name"
+    if db.execute(schema).fetchall() != other.execute(schema).fetchall():
+        return "the tables themselves"
+    for table in COLUMNS:
+        for one, two in zip_longest(select(db, table), select(other, table)):
+            if one != two:
+                row = list(one if two is None else two)
+                return f"{table}, {', '.join(map(str, key_of(table, row)))}"
+    return ""
+
+
+# ---- what the rows say -------------------------------------------------------------------------------------
+
+
+def meta_rows(values: Mapping[str, str]) -> Change:
+    """Return the change that sets values of the table `meta`."""
+    return Change("meta", [[key, value] for key, value in values.items()])
+
+
+def meta_value(db: sqlite3.Connection, key: str, default: str) -> str:
+    """Read one value of the table `meta`."""
+    found = db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+    return str(found[0]) if found else default
+
+
+RUNG = "rung "  # and the round: a key of the table `meta`
+
+
+def rungs_of(db: sqlite3.Connection) -> Iterator[tuple[int, int, float, int]]:
+    """Yield round, rung, need and members of the rounds that had several rungs to choose from."""
+    for key, value in db.execute("SELECT key, value FROM meta WHERE key GLOB ?", (f"{RUNG}[0-9]*",)):
+        rung, need, members = value.split()
+        yield int(key.removeprefix(RUNG)), int(rung), float(need), int(members)
+
+
+def count_rounds(db: sqlite3.Connection) -> int:
+    """Count the committed rounds."""
+    (found,) = db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
+    return int(found)
+
+
+def packets_end(db: sqlite3.Connection) -> int:
+    """Return the offset at which the committed packets end in their log, in bytes."""
+    (end,) = db.execute("SELECT max(offset + length) FROM rounds").fetchone()
+    return 0 if end is None else int(end) + HEADER_SIZE
+
+
+def counted_ids(db: sqlite3.Connection) -> SampleRanges:
+    """Return all samples that were counted. Raises LedgerError if one was counted twice."""
+    pool = SamplePool()
+    for lease, peer, ids in db.execute("SELECT lease, peer, ids FROM counted ORDER BY round, peer, lease"):
+        try:
+            pool.put(unpack_ranges(ids))
+        except ValueError as error:
+            raise LedgerError(f"a sample of {peer}, lease {lease}, was counted twice: {error}") from None
+    return pool.ranges
+
+
+def verify_rows(db: sqlite3.Connection) -> SampleRanges:
+    """Check that each counted sample exists, was counted once, and is in the sum of a round, and that the
+    rows which no chain covers can be read; return the counted samples. Raises LedgerError and MALFORMED."""
+    ids, samples = counted_ids(db), int(meta_value(db, "samples", "0"))
+    if ids and (ids[0][0] < 0 or ids[-1][1] > samples):
+        raise LedgerError(f"samples {ids[0][0]}..{ids[-1][1]} counted, the run has 0..{samples}")
+    (total,) = db.execute("SELECT coalesce(sum(counted), 0) FROM rounds").fetchone()
+    if count_samples(ids) != total:
+        raise LedgerError("the rounds and the leases disagree about how many samples were counted")
+    int(meta_value(db, "term", "0"))
+    for _ in rungs_of(db):
+        pass
+    for standing, strikes in db.execute("SELECT standing, strikes FROM peers"):
+        if standing not in STANDINGS or not isinstance(strikes, int):
+            raise ValueError(f"a peer's standing is {standing!r}, with {strikes!r} strikes")
+    return ids
+
+
+def void_leases(db: sqlite3.Connection) -> Change:
+    """Return the change that drops leases of samples that are counted, leased otherwise, or do not exist."""
+    pool, void = (
+        SamplePool(minus((0, int(meta_value(db, "samples", "0"))), counted_ids(db))),
+        list[list[Any]](),
+    )
+    for lease, session, ids in rows_of(db, "leased"):
+        try:
+            pool.remove(unpack_ranges(ids))
+        except (ValueError, msgspec.MsgspecError):
+            void.append([lease, session])
+    return Change("leased", drop=void)
+
+
+# ---- the chain ---------------------------------------------------------------------------------------------
+
+FORMAT = "1"
+Kind = Literal["round", "fingerprint", "evaluation"]
+ENTRIES: dict[Kind, tuple[str, ...]] = {  # the rows that a link covers
+    "round": (
+        "SELECT round, step, opened, committed, members, accepted, loss, tokens, counted, offset, length, "
+        "hex(sha256) FROM rounds WHERE round=?",
+        "SELECT lease, peer, session, round, hex(ids), key FROM counted WHERE round=? "
+        "ORDER BY lease, session",
+    ),
+    "fingerprint": ("SELECT round, fingerprint FROM rounds WHERE round=?",),  # known later, where stale
+    "evaluation": ("SELECT round, step, loss, tokens, final, rewards FROM evaluations WHERE round=?",),
+}
+COVERED = (  # the links that there must be
+    "SELECT 'round', round FROM rounds UNION ALL "
+    "SELECT 'fingerprint', round FROM rounds WHERE fingerprint != '0' UNION ALL "
+    "SELECT 'evaluation', round FROM evaluations"
+)
+
+
+def first_head_of(db: sqlite3.Connection) -> bytes:
+    """Hash what the run in these books began with: the head of a chain without links."""
+    meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
+    begins: dict[str, Any] = {"format": FORMAT, "run": meta["run"], "samples": int(meta["samples"])}
+    begins["origin"] = json.loads(meta.get("origin", "{}"))
+    return hashlib.sha256(json.dumps(begins, sort_keys=True).encode()).digest()
+
+
+def entry_of(db: sqlite3.Connection, kind: Kind, round: int) -> bytes:
+    """Hash the rows that a link covers, as they are in the tables now."""
+    rows = [db.execute(query, (round,)).fetchall() for query in ENTRIES[kind]]
+    return hashlib.sha256(json.dumps([kind, rows]).encode()).digest()
+
+
+def linked(head: bytes, entry: bytes) -> bytes:
+    """Return the head after one more link."""
+    return hashlib.sha256(head + entry).digest()
+
+
+def newest_head(db: sqlite3.Connection) -> bytes:
+    """Return the newest head, or the first."""
+    found = db.execute("SELECT head FROM chain ORDER BY link DESC LIMIT 1").fetchone()
+    return bytes(found[0]) if found else first_head_of(db)
+
+
+def next_link(db: sqlite3.Connection, kind: Kind, round: int) -> list[Any]:
+    """Return the row of the next link, over rows that are in the tables by now."""
+    (number,) = db.execute("SELECT coalesce(max(link), 0) + 1 FROM chain").fetchone()
+    entry = entry_of(db, kind, round)
+    return [number, kind, round, entry, linked(newest_head(db), entry)]
+
+
+def verify_chain(db: sqlite3.Connection) -> str:
+    """Recompute every head from the rows; return the newest, hex. Raises LedgerError, which names the
+    round."""
+    query = "SELECT kind, round, hex(entry), lower(hex(head)) FROM chain ORDER BY link"
+    head, newest = first_head_of(db), dict[tuple[Kind, int], str]()
+    for kind, round, entry, stored in db.execute(query).fetchall():
+        head = linked(head, bytes.fromhex(entry))
+        if head.hex() != stored:
+            raise LedgerError(
+                f"the chain breaks at {kind} {round}: its head is {stored}, expected {head.hex()}"
+            )
+        newest[kind, round] = entry.lower()
+    for kind, round in dict.fromkeys([*db.execute(COVERED).fetchall(), *newest]):
+        if newest.get((kind, round)) != entry_of(db, kind, round).hex():
+            raise LedgerError(f"the rows of {kind} {round} are not those that the chain covers")
+    return head.hex()
+
+
+# ---- open to write -----------------------------------------------------------------------------------------
+
+JOURNAL, DATABASE = "journal.log", "ledger.db"
 CLOSED = DATABASE + ".sha256"  # of ledger.db as it was closed: gone while it is open, and after a kill
-BESIDE = ("-wal", "-shm", "-journal")  # SQLite's files beside a database
-BOTH = f"{DATABASE} and {JOURNAL}"
-UNCHANGED = "nothing was changed here"
-UNDAMAGED = ("locked", "unable to open", "readonly")  # SQLite's words where the file itself is fine
-
-
-@dataclass
-class JournalReading:
-    """The content of a journal: whole records, up to the first that is torn or damaged."""
-
-    path: Path
-    first: int = 0  # the number of the first record
-    begins: array[int] = field(default_factory=lambda: array("Q"))  # byte at which each record begins
-    end: int = 0  # byte at which they end
-    fault: str = ""  # what lies behind them, where that is no torn append
-    later: list[tuple[int, list[Change]]] = field(default_factory=list)  # whole records behind the fault
-
-    @property
-    def next(self) -> int:
-        """Return the number that would follow."""
-        return self.first + len(self.begins)
-
-    def changes_from(self, number: int) -> Iterator[list[Change]]:
-        """Read the changes of this record and the later ones again."""
-        place = max(0, number - self.first)
-        if place < len(self.begins):
-            with self.path.open("rb") as file:
-                for record, changes in records_in(file, self.begins[place]):
-                    if record.offset >= self.end:
-                        return
-                    yield changes
-
-
-def read_journal(path: Path, take: Callable[[int, Changes], object]) -> JournalReading:
-    """Read a journal; `take` the number and the changes of each record. Raises LedgerError where a record
-    is of another version."""
-    found = JournalReading(path)
-    if not path.exists():
-        return found
-    with path.open("rb") as file:
-        for record, changes in records_in(file):
-            if not found.begins:
-                found.first = record.round
-            elif record.round != found.next:
-                break
-            take(record.round, changes)
-            found.begins.append(record.offset)
-            found.end = record.end
-        found.later = [(record.round, changes) for record, changes in records_behind(file, found.end)]
-    if found.later:
-        found.fault = f"has no record {found.next} at byte {found.end}, and later ones behind it"
-    return found
-
-
-def changes_left(path: Path, number: int) -> list[Changes]:
-    """Return the changes of the whole records from this number on; of those before only the header is
-    read."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        at = 0
-        while (record := record_at(file, at)) is not None and record.round < number:
-            at = record.end
-        return [changes for _, changes in records_in(file, at)]
-
-
-def records_in(file: BinaryIO, at: int = 0) -> Iterator[tuple[Record, list[Change]]]:
-    """Yield whole records from byte `at` on, up to the first that is torn or damaged."""
-    while (found := changes_at(file, at)) is not None:
-        yield found
-        at = found[0].end
-
-
-def changes_at(file: BinaryIO, at: int) -> tuple[Record, list[Change]] | None:
-    """Read the record at byte `at`; None where there is no whole one. Raises LedgerError where it is of a
-    newer version."""
-    end, record = file.seek(0, os.SEEK_END), record_at(file, at)
-    if record is None or record.end > end:
-        return None
-    payload = file.read(record.length)
-    if hashlib.sha256(payload).digest() != record.sha256:
-        return None
-    try:
-        return record, msgspec.msgpack.decode(payload, type=list[Change])
-    except msgspec.MsgspecError as error:
-        raise of_another_version(error) from None
-
-
-def of_another_version(error: Exception) -> LedgerError:
-    """Make the error of a whole record that cannot be carried out."""
-    return LedgerError(f"{JOURNAL} was written by another version of cocktail: {error}")
-
-
-def records_behind(file: BinaryIO, at: int) -> Iterator[tuple[Record, list[Change]]]:
-    """Yield the whole records that begin at byte `at` or behind it, wherever they do."""
-    end = file.seek(0, os.SEEK_END)
-    while at < end:
-        file.seek(at)
-        window = file.read(WINDOW)
-        begins = window.find(MAGIC)
-        if begins < 0:
-            at += max(1, len(window) - len(MAGIC) + 1)
-        elif (found := changes_at(file, at + begins)) is None:
-            at += begins + 1
-        else:
-            yield found
-            at = found[0].end
-
-
-def write_journal(path: Path, number: int, records: Iterable[Changes]) -> int:
-    """Write a journal whose first record has this number, and wait until it is on the disk; return the number
-    that follows."""
-    with path.open("wb") as file:
-        for changes in records:
-            payload = msgspec.msgpack.encode(changes)
-            file.write(pack_header(number, payload) + payload)
-            number += 1
-        file.flush()
-        os.fsync(file.fileno())
-    return number
+Changes = Sequence[Change]
 
 
 class Books:
@@ -243,360 +384,6 @@ class Books:
         self._journal = None
 
 
-def is_as_closed(folder: Path) -> bool:
-    """Tell whether ledger.db is what it was when it was closed; True where that is not known."""
-    wal, closed = folder / (DATABASE + "-wal"), folder / CLOSED
-    if not closed.exists() or (wal.exists() and wal.stat().st_size):
-        return True
-    return closed.read_bytes() == f"{sha256_of(folder / DATABASE)}\n".encode()
-
-
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# ---- opening -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NoTables:
-    """A ledger.db that cannot be used."""
-
-    fault: str
-    written: bool = True  # False: nothing was ever written there
-
-
-@dataclass
-class StoredTables:
-    """The tables in ledger.db, as they were found."""
-
-    db: sqlite3.Connection
-    number: int  # of the first record that they lack
-
-    def verified(self) -> str:
-        """Return "" where their chain holds, or else why they cannot be believed."""
-        try:
-            if not rows_of(self.db, "meta") and not count_links(self.db):
-                return ""  # a copy that has not followed yet
-            verify_chain(self.db)
-            verify_rows(self.db)
-        except (*MALFORMED, LedgerError) as error:
-            return f"is not readable: {error}"
-        return ""
-
-
-Check = Callable[[sqlite3.Connection], object]
-
-
-def open_books(folder: Path, first: Changes | None, check: Check, wal: bool = True) -> Books:
-    """Open the books in a folder whose lock the caller holds, and mend them where that can be done.
-
-    Args:
-        first: the changes that new books begin with; None: there must be books.
-        check: raises LedgerError where tables do not fit the logs beside them. Nothing is changed before.
-        wal: False on a network file system, where SQLite's write-ahead log does not work.
-
-    Raises LedgerDamaged where the books cannot be mended, LedgerError, OSError.
-    """
-    with closing(new_tables()) as replica:
-        try:
-            with transaction(replica):
-                reading = read_journal(folder / JOURNAL, lambda _, changes: post(replica, changes))
-        except MALFORMED as error:
-            raise of_another_version(error) from None
-        return Opening(folder, reading, replica, check, wal).books(first)
-
-
-class Opening:
-    """One opening of the books in a folder.
-
-    Args:
-        replica: the tables that follow from the journal.
-    """
-
-    def __init__(
-        self, folder: Path, journal: JournalReading, replica: sqlite3.Connection, check: Check, wal: bool
-    ) -> None:
-        self.folder, self.journal, self.replica, self.check, self.wal = folder, journal, replica, check, wal
-        self.path, self.packets = folder / DATABASE, folder / PACKETS
-        self.mended: list[str] = []
-
-    def books(self, first: Changes | None) -> Books:
-        """Open the books by the journal, by the tables, or by both."""
-        if not self.journal.begins or self.journal.fault:
-            return self._by_a_copy(first)
-        stored = open_tables(self.path, self.wal)
-        if isinstance(stored, NoTables):
-            return self._by_journal(stored.fault)
-        try:
-            if self._is_ahead(stored):
-                return self._by_tables(stored, "lacked what ledger.db has")
-            fault = self._roll_forward(stored)
-        except BaseException:
-            stored.db.close()
-            raise
-        if fault:
-            stored.db.close()
-            return self._by_journal(fault)
-        return Books(self.folder, stored.db, self.journal.end, self.journal.next, self.mended)
-
-    def _by_a_copy(self, first: Changes | None) -> Books:
-        """Open the books without a whole journal, of which the tables must be the proof. They are looked at
-        in a copy: SQLite would clear a write-ahead log that it cannot read."""
-        lost = self.journal.fault or "is gone or empty"
-        with copied(self.path) as path:
-            stored = open_tables(path, self.wal)
-            if isinstance(stored, NoTables):
-                if stored.written or self.journal.fault:
-                    raise self._damaged(lost, stored.fault)
-                return self._begin(first)
-            with closing(stored.db):
-                try:
-                    fault = self._carried_on(stored)
-                except MALFORMED as error:
-                    fault = f"is not readable: {error}"
-                if fault := fault or stored.verified():
-                    raise self._damaged(lost, fault)
-                return self._by_tables(stored, lost)
-
-    # ---- the four ways -------------------------------------------------------------------------------------
-
-    def _begin(self, first: Changes | None) -> Books:
-        """Begin new books."""
-        if first is None:
-            raise damaged(self.path, f"it is gone or empty, and so is {JOURNAL}", BOTH)
-        if self.packets.exists() and self.packets.stat().st_size:
-            raise self._damaged("is gone or empty", "is gone or empty")
-        with transaction(self.replica):
-            post(self.replica, first)
-        self._write_anew(self.replica, 0, [first])
-        return self._reopened(None)
-
-    def _by_journal(self, fault: str) -> Books:
-        """Make the tables anew, which are not what the journal says."""
-        self.check(self.replica)
-        if meta_value(self.replica, "term", ""):  # else the process that began the ledger was killed
-            kept = set_aside(self.folder, DATABASE, *(DATABASE + end for end in BESIDE))
-            self._tell(f"{DATABASE} {fault}: it was made anew from {JOURNAL}", kept)
-        self._write_anew(self.replica, self.journal.next)
-        return self._reopened(self.journal.end)
-
-    def _by_tables(self, stored: StoredTables, lost: str) -> Books:
-        """Make the journal anew, which lacks what the tables have. `lost`: why it is not whole."""
-        self.check(stored.db)
-        with closing(new_tables()) as tables:
-            with transaction(tables):
-                for changes in dump(stored.db):
-                    post(tables, changes)
-                if (void := void_leases(tables)).drop:
-                    post(tables, [void])
-                    many = f"{len(void.drop)} leases"
-                    self._tell(f"{many} had samples that are counted or do not exist: dropped", None)
-            stored.db.close()
-            kept = set_aside(self.folder, JOURNAL, DATABASE, *(DATABASE + end for end in BESIDE))
-            self._tell(f"{JOURNAL} {lost}: it was made anew from {DATABASE}, whose chain holds", kept)
-            self._write_anew(tables, max(stored.number, self.journal.next), dump(tables))
-        return self._reopened(None)
-
-    def _roll_forward(self, stored: StoredTables) -> str:
-        """Carry out the newest changes, which the tables lack. Returns why the tables are wrong, or ""."""
-        db, behind = stored.db, self.journal.next - stored.number
-        try:
-            with transaction(db) as undo:
-                for changes in self.journal.changes_from(stored.number):
-                    post(db, changes)
-                if place := first_difference(db, self.replica):
-                    undo()
-                    return f"has other rows than {JOURNAL} ({place})"
-                self.check(db)
-                db.execute(f"PRAGMA user_version={self.journal.next}")
-        except MALFORMED as error:
-            if is_full(error):
-                raise
-            return f"is not readable: {error}"
-        if behind > 1:  # a process that was killed leaves one
-            many = f"the newest {behind} changes"
-            self._tell(f"{DATABASE} lacked {many}: they were carried out from {JOURNAL}", None)
-        return ""
-
-    # ---- parts of them -------------------------------------------------------------------------------------
-
-    def _is_ahead(self, stored: StoredTables) -> bool:
-        """Tell whether the tables say that they have what the journal has not, and can be believed."""
-        try:
-            more = count_links(stored.db) > count_links(self.replica)
-        except MALFORMED:
-            return False
-        return (more or stored.number > self.journal.next) and not stored.verified()
-
-    def _carried_on(self, stored: StoredTables) -> str:
-        """Carry out the records behind the journal's fault that the tables lack; return why not, or ""."""
-        for number, changes in self.journal.later:
-            if number > stored.number:
-                return f"lacks record {stored.number} of {JOURNAL}, which is damaged"
-            if number == stored.number:
-                with transaction(stored.db):
-                    post(stored.db, changes)
-                stored.number += 1
-        return ""
-
-    def _write_anew(
-        self, tables: sqlite3.Connection, number: int, records: Iterable[Changes] | None = None
-    ) -> None:
-        """Write ledger.db from these tables, and the journal with these records, if any, the first of which
-        has this number. Killed at any instant, there is a journal from which the next process can go on."""
-        database, journal = self.path.with_name(DATABASE + ".part"), self.folder / (JOURNAL + ".part")
-        database.unlink(missing_ok=True)
-        if records is not None:
-            number = write_journal(journal, number, records)
-        with closing(connect(database)) as new:
-            tables.backup(new)
-            new.execute(f"PRAGMA user_version={number}")
-        if records is not None:
-            os.replace(journal, self.folder / JOURNAL)
-        for end in BESIDE:
-            self.path.with_name(DATABASE + end).unlink(missing_ok=True)
-        os.replace(database, self.path)
-
-    def _reopened(self, end: int | None) -> Books:
-        """Open what was written anew. `end`: of the journal's last record; None: that of its file."""
-        stored = open_tables(self.path, self.wal)
-        if isinstance(stored, NoTables):
-            raise damaged(self.path, f"it {stored.fault}, and was written just now")
-        end = (self.folder / JOURNAL).stat().st_size if end is None else end
-        return Books(self.folder, stored.db, end, stored.number, self.mended)
-
-    def _tell(self, what: str, kept: Path | None) -> None:
-        kept_there = f"; what was there is in {kept}" if kept else ""
-        self.mended.append(f"{self.folder}: {what}{kept_there}")
-
-    def _damaged(self, journal: str, tables: str) -> LedgerDamaged:
-        """Make the error of books that cannot be mended."""
-        said = [f"it {tables}", f"{JOURNAL} {journal}"]
-        said.append(f"{PACKETS} has {count_records(self.packets)} whole rounds")
-        return damaged(self.path, "; ".join(said), BOTH)
-
-
-def damaged(path: Path, why: str, lost: str = "") -> LedgerDamaged:
-    """Make the error of a file that cannot be mended from what is left. `lost`: the names of the files that
-    would have to be there, if it is not that one."""
-    hint = f"put {lost or path.name} back from a copy: a backup, or what another machine has"
-    return LedgerDamaged(f"{path} is damaged: {why}", (hint, UNCHANGED))
-
-
-def open_tables(path: Path, wal: bool) -> StoredTables | NoTables:
-    """Open ledger.db and look whether SQLite can read it. Raises LedgerError where another program is in the
-    way, OSError where the disk is full."""
-    if not path.exists():
-        return NoTables("is gone", written=False)
-    if not path.stat().st_size:
-        return NoTables("is empty", written=False)
-    db = connect(path)
-    try:
-        db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'DELETE'}")
-        # What SQLite loses when the power fails is in the journal.
-        db.execute(f"PRAGMA synchronous={'NORMAL' if wal else 'OFF'}")
-        for (found,) in db.execute("PRAGMA integrity_check(1)"):
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
-        (number,) = db.execute("PRAGMA user_version").fetchone()
-        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes damaged names as they are
-        db.close()
-        if is_full(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
-        if any(words in str(error) for words in UNDAMAGED):
-            raise LedgerError(f"{path} cannot be opened: {error}") from None
-        return NoTables(f"is not readable: {' '.join(str(error).split())}")
-    except BaseException:
-        db.close()
-        raise
-    if "meta" not in there:
-        db.close()
-        return NoTables("has no tables", written=False)
-    return StoredTables(db, number)
-
-
-def read_tables(folder: Path, killed: bool) -> sqlite3.Connection:
-    """Open the tables to read them. Where the process that wrote them was `killed`, the change that it may
-    have left in the journal alone is carried out, in a copy that vanishes when it is closed."""
-    db = connect(folder / DATABASE)
-    try:
-        (number,) = db.execute("PRAGMA user_version").fetchone()
-        if killed and len(left := changes_left(folder / JOURNAL, number)) == 1:
-            copy = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-            with closing(db):
-                db.backup(copy)
-            db = copy
-            post(db, left[0])
-            db.execute(f"PRAGMA user_version={number + 1}")
-        db.execute("PRAGMA query_only=1")
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-@contextmanager
-def copied(path: Path) -> Iterator[Path]:
-    """Copy a database with SQLite's files beside it, for as long as the block lasts."""
-    place = path.with_name(path.name + ".copy")
-    shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
-    place.mkdir()
-    try:
-        for one in (path, *(path.with_name(path.name + end) for end in BESIDE)):
-            if one.exists():
-                shutil.copyfile(one, place / one.name)
-        yield place / path.name
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-
-
-def new_tables() -> sqlite3.Connection:
-    """Make empty tables that vanish when they are closed: on the disk where they are large."""
-    db = sqlite3.connect("", isolation_level=None)
-    create_tables(db)
-    return db
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[Callable[[], None]]:
-    """Commit at the end of the block; roll back after an error, or where the block has called what it is
-    given."""
-    undone: list[bool] = []
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield lambda: undone.append(True)
-    except BaseException:
-        undone.append(True)
-        raise
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK" if undone else "COMMIT")
-
-
-def set_aside(folder: Path, *names: str) -> Path | None:
-    """Copy files to aside/<n>, and return that folder; None where there are none."""
-    there = [name for name in names if (folder / name).exists()]
-    if not there:
-        return None
-    aside = next(place for n in count(1) if not (place := folder / ASIDE / str(n)).exists())
-    aside.mkdir(parents=True)
-    for name in there:
-        shutil.copyfile(folder / name, aside / name)
-    return aside
-
-
-def is_full(error: BaseException) -> bool:
-    """Tell whether SQLite means that the disk is full."""
-    return "disk is full" in str(error)
-
-
-def count_links(db: sqlite3.Connection) -> int:
-    (found,) = db.execute("SELECT coalesce(max(link), 0) FROM chain").fetchone()
-    return int(found)

@@ -13,7 +13,7 @@ them.
     folder/ledger.lock   locked by the one process that writes
     folder/aside/<n>     damaged files, as they were before they were made anew
 
-The chain makes the order of decisions checkable (book_tables.py).
+The chain makes the order of decisions checkable (books.py).
 """
 
 from __future__ import annotations
@@ -41,11 +41,27 @@ from transport.protocol import (
     unpack_ranges,
 )
 
-from .book_tables import (
+from .book_opening import (
+    BOTH,
+    damaged,
+    is_as_closed,
+    is_full,
+    new_tables,
+    open_books,
+    read_journal,
+    read_tables,
+    transaction,
+)
+from .books import (
+    CLOSED,
+    DATABASE,
     FORMAT,
+    JOURNAL,
     MALFORMED,
     RUNG,
+    Books,
     Change,
+    Changes,
     Kind,
     count_rounds,
     counted_ids,
@@ -61,22 +77,6 @@ from .book_tables import (
     rungs_of,
     verify_chain,
     verify_rows,
-)
-from .books import (
-    BOTH,
-    CLOSED,
-    DATABASE,
-    JOURNAL,
-    Books,
-    Changes,
-    damaged,
-    is_as_closed,
-    is_full,
-    new_tables,
-    open_books,
-    read_journal,
-    read_tables,
-    transaction,
 )
 from .packet_log import PACKETS, PacketLog, Record, count_records, read_packets, record_at
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from transport.protocol import LedgerDamaged, LedgerError, WeightedPacket
 
-from .books import damaged
+from .book_opening import damaged
 from .packet_log import PacketLog, read_headers, read_packets
 
 PACKETS, SUM = b"CKU2", b"CKU3"  # what a record holds: packets, or their sum

@@ -1,10 +1,8 @@
 """Sockets that carry frames, and the limits on each connection."""
 
-from .connection_guard import origin
+from .connection_guard import HANDSHAKE_DOWN, HANDSHAKE_UP, origin, wire_size
 from .frames import (
     GUARD_S,
-    HANDSHAKE_DOWN,
-    HANDSHAKE_UP,
     MAX_BUFFERED,
     Connected,
     Crossed,
@@ -17,7 +15,6 @@ from .frames import (
     SharedPayload,
     key_of,
     origin_of,
-    wire_size,
 )
 from .rate_limit import Bandwidth, FairQueue, RateLimits, TokenBucket, TokenBuckets
 from .zeromq_sockets import (

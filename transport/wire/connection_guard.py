@@ -1,4 +1,5 @@
-"""Guards the hub's connections by their file descriptors: memory held by each, and how one is closed.
+"""The bytes that messages take on a connection, and the guard of the hub's connections by their file
+descriptors: memory held by each, and how one is closed.
 
 libzmq bounds queues by whole messages. A message of endless frames is never whole; 1000 messages of 256 KiB
 to a peer that does not read are many bytes; and libzmq has no call that closes one connection of a ROUTER.
@@ -20,14 +21,14 @@ import ipaddress
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import zmq
 
-from .frames import HANDSHAKE_DOWN, HANDSHAKE_UP, MAX_BUFFERED, Crossed, Guarded, origin_of
+from .frames import MAX_BUFFERED, Crossed, Guarded, origin_of
 from .rate_limit import MAX_NAMES, TokenBuckets
 
 SILENT_S = 15.0  # 5 of them for the handshake (HANDSHAKE_IVL), the rest for a slow line
@@ -47,6 +48,26 @@ HUNG_UP = (errno.EPIPE, errno.ECONNRESET)  # the other end closed it
 INFO = struct.Struct("=120xQQ")  # of struct tcp_info: bytes acknowledged, bytes received
 LINUX = sys.platform == "linux"
 LOOPBACK = ("127-", "::")  # origins
+
+# CurveZMQ (RFC 26): a frame of n bytes becomes a MESSAGE command of "\x07MESSAGE", an 8-byte nonce and a
+# box of 16 bytes of authentication, 1 of flags and the n. ZMTP 3.1 (RFC 37) puts a flag byte and a length
+# before it, of 1 byte up to 255 and of 8 beyond.
+CURVE_MESSAGE = 8 + 8 + 16 + 1
+SHORT = 255
+# The handshake of one connection, DEALER to ROUTER (RFC 26 and RFC 37): a greeting of 64 bytes each; HELLO 2
+# + 200 and INITIATE 9 + 292 up; WELCOME 2 + 168 and READY 2 + 65 down. The last two carry the socket types
+# and an empty identity.
+HANDSHAKE_UP = 64 + 202 + 301
+HANDSHAKE_DOWN = 64 + 170 + 67
+
+
+def wire_size(frames: Sequence[bytes | memoryview]) -> int:
+    """Return the bytes that these frames take in the TCP stream, over ZMTP 3.1 with CURVE."""
+    total = 0
+    for frame in frames:
+        body = len(frame) + CURVE_MESSAGE
+        total += body + (2 if body <= SHORT else 9)
+    return total
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,7 @@ class ConnectionGuard:
         self._hung_up = False  # the next to close was closed by the other end
         self._refused = 0
         self._dials = TokenBuckets(DIALS_S, DIALS)
-        self._look_at = 0.0
+        self.look_at = 0.0  # when to call `look` next, at the latest
         where = f"inproc://connections-{id(self)}"
         router.monitor(where, EVENTS)
         self.sock: zmq.Socket[bytes] = context.socket(zmq.PAIR)
@@ -126,14 +147,9 @@ class ConnectionGuard:
 
     # ---- events --------------------------------------------------------------------------------------------
 
-    def look_again(self, now: float) -> None:
-        """Call `look` if POLL_MONITOR_S have passed."""
-        if now >= self._look_at:
-            self.look(now)
-
     def look(self, now: float) -> None:
         """Handle the monitor's events."""
-        self._look_at = now + POLL_MONITOR_S
+        self.look_at = now + POLL_MONITOR_S
         while True:
             try:
                 what, value = EVENT.unpack(self.sock.recv_multipart(zmq.DONTWAIT)[0])
@@ -229,7 +245,12 @@ class ConnectionGuard:
     ) -> Guarded:
         """See HubWire.guard."""
         self.look(now)
-        self._guard_silent(now)
+        for number, since in list(self._silent.items()):
+            counts = counts_of(number)
+            if counts is None:
+                self._closed(number)
+            elif now - since >= SILENT_S or counts.received > STRANGER:
+                self._hang_up(number)
         patience = STRANGER_S if len(self._silent) + len(self._lines) < 7 / 8 * self._files else 0.0
         held: dict[str, dict[int, int]] = {}  # session -> descriptor -> bytes
         for number, line in list(self._lines.items()):
@@ -250,14 +271,6 @@ class ConnectionGuard:
         self._trim({n: size for mine in held.values() for n, size in mine.items()}, ALL_HELD)
         refused, self._refused = self._refused, 0
         return Guarded(refused, min(sum(new.values()), NEWCOMERS_HELD))
-
-    def _guard_silent(self, now: float) -> None:
-        for number, since in list(self._silent.items()):
-            counts = counts_of(number)
-            if counts is None:
-                self._closed(number)
-            elif now - since >= SILENT_S or counts.received > STRANGER:
-                self._hang_up(number)
 
     def _trim(self, held: dict[int, int], most: int) -> None:
         """Close the connections that hold most, until the rest hold no more than `most` bytes."""
@@ -317,10 +330,6 @@ def unread(sock: socket.socket) -> int:
 
         return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
     return 0
-
-
-def local_port(sock: socket.socket) -> int:
-    return int(sock.getsockname()[1])
 
 
 def peer_of(number: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The interface of a wire that carries frames, and the bytes that a message takes on it.
+"""The interface of a wire that carries frames.
 
 There are two implementations: ZeroMQ (zeromq_sockets.py) and queues in one process (memory_sockets.py).
 """
@@ -146,26 +146,3 @@ class PeerWire(Protocol):
     def wake(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-# CurveZMQ (RFC 26): a frame of n bytes becomes a MESSAGE command of "\x07MESSAGE", an 8-byte nonce and a
-# box of 16 bytes of authentication, 1 of flags and the n. ZMTP 3.1 (RFC 37) puts a flag byte and a length
-# before it, of 1 byte up to 255 and of 8 beyond.
-CURVE_MESSAGE = 8 + 8 + 16 + 1
-SHORT = 255
-
-
-def wire_size(frames: Sequence[bytes | memoryview]) -> int:
-    """Return the bytes that these frames take in the TCP stream, over ZMTP 3.1 with CURVE."""
-    total = 0
-    for frame in frames:
-        body = len(frame) + CURVE_MESSAGE
-        total += body + (2 if body <= SHORT else 9)
-    return total
-
-
-# The handshake of one connection, DEALER to ROUTER (RFC 26 and RFC 37): a greeting of 64 bytes each; HELLO 2
-# + 200 and INITIATE 9 + 292 up; WELCOME 2 + 168 and READY 2 + 65 down. The last two carry the socket types
-# and an empty identity.
-HANDSHAKE_UP = 64 + 202 + 301
-HANDSHAKE_DOWN = 64 + 170 + 67

@@ -118,15 +118,12 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._origins: OrderedDict[str, OrderedDict[str, deque[T]]] = OrderedDict()
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0  # of items
 
     def put(self, origin: str, payer: str, item: T) -> None:
         """Append an item to those of its payer."""
         self._origins.setdefault(origin, OrderedDict()).setdefault(payer, deque()).append(item)
-        self._count += 1
+        self.count += 1
 
     def waiting(self, origin: str, payer: str) -> int:
         """Count the items of a payer."""
@@ -140,7 +137,7 @@ class FairQueue(Generic[T]):
         origin, payers = next(iter(self._origins.items()))
         payer, items = next(iter(payers.items()))
         item = items.popleft()
-        self._count -= 1
+        self.count -= 1
         del payers[payer]
         if items:
             payers[payer] = items  # behind the others of its origin
@@ -153,6 +150,6 @@ class FairQueue(Generic[T]):
     def drop(self, origin: str, payer: str) -> None:
         """Forget the items of a payer."""
         payers = self._origins.get(origin, OrderedDict())
-        self._count -= len(payers.pop(payer, ()))
+        self.count -= len(payers.pop(payer, ()))
         if origin in self._origins and not payers:
             del self._origins[origin]

@@ -43,25 +43,22 @@ from transport.protocol import (
 )
 
 from .connection_guard import (
+    HANDSHAKE_DOWN,
     LINUX,
     ConnectionGuard,
     counts_of,
-    local_port,
     origin,
     tcp_counters,
     unread,
+    wire_size,
     with_socket,
 )
 from .frames import (
-    HANDSHAKE_DOWN,
     Connected,
-    Crossed,
     Disconnected,
     Frames,
-    Guarded,
     Received,
     SharedPayload,
-    wire_size,
 )
 
 MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
@@ -158,6 +155,9 @@ class RouterWire:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._waker.inner, zmq.POLLIN)
         self._poller.register(self._authenticator.sock, zmq.POLLIN)
+        # The rest of a HubWire; and any thread may ask whether a connection, of a message, `is_open` still.
+        self.held, self.crossed, self.guard = self._guard.held, self._guard.crossed, self._guard.guard
+        self.is_open, self.wake = self._guard.is_open, self._waker.wake
 
     def reaches(self, address: str, key: str) -> bool:
         return is_reachable(address, key, self._keys)
@@ -168,7 +168,8 @@ class RouterWire:
             self._waker.clear()
         if self._authenticator.sock in ready:
             self._authenticator.answer()
-        self._guard.look_again(time.monotonic())  # polled apart: a flood of dials would end every poll
+        if (now := time.monotonic()) >= self._guard.look_at:  # polled apart: dials would end every poll
+            self._guard.look(now)
         came: list[tuple[bytes, Frames]] = []
         for _ in range(READ_AT_ONCE):  # then give the caller its turn
             try:
@@ -220,32 +221,11 @@ class RouterWire:
         self._guard.sent(conn, wire_size(frames))
         return True
 
-    def held(self, conn: bytes) -> int:
-        return self._guard.held(conn)
-
-    def crossed(self, conn: bytes) -> Crossed | None:
-        return self._guard.crossed(conn)
-
-    def is_open(self, conn: bytes) -> bool:
-        """Tell whether a connection by which a message has come is open still. Any thread may call it."""
-        return self._guard.is_open(conn)
-
     def hang_up(self, conn: bytes) -> None:
         self._guard.hang_up(conn, time.monotonic())
         self._hung_up[conn.split(b".", 2)[2]] = None
         if len(self._hung_up) > HUNG_UP:
             del self._hung_up[next(iter(self._hung_up))]
-
-    def guard(
-        self,
-        now: float,
-        session_of: Callable[[bytes], str | None],
-        is_newcomer: Callable[[str], bool] = lambda session: False,
-    ) -> Guarded:
-        return self._guard.guard(now, session_of, is_newcomer)
-
-    def wake(self) -> None:
-        self._waker.wake()
 
     def close(self) -> None:
         self._guard.close()
@@ -278,6 +258,7 @@ class DealerWire:
         self._server_key, self._keys = server_key, keys or CurveKeys.generate()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = Waker(self._context)
+        self.wake = self._waker.wake
         self._poller = zmq.Poller()
         self._poller.register(self._waker.inner, zmq.POLLIN)
         self._socks: dict[int, zmq.Socket[bytes]] = {}
@@ -408,7 +389,11 @@ class DealerWire:
             events += self._not_proven(flow)
         if now >= self._look_at:
             self._look_at = now + LOOK_S
-            events += self._overfull()
+            for flow, line in list(self._lines.items()):
+                if (held := line.held()) > MOST_HELD:  # more than whole messages can: one has no end
+                    self.hang_up(flow)
+                    said = f"a message has no end: {held:,} bytes have come that are in none"
+                    events.append(Disconnected(flow, ProtocolError(said)))
         return events
 
     def _read(self, flow: int) -> list[Connected | Disconnected | Received]:
@@ -431,16 +416,6 @@ class DealerWire:
             self._lines[flow].read += size
         return came
 
-    def _overfull(self) -> list[Connected | Disconnected | Received]:
-        """Hang up on flows that hold more than whole messages can: one of theirs has no end."""
-        ended: list[Connected | Disconnected | Received] = []
-        for flow, line in list(self._lines.items()):
-            if (held := line.held()) > MOST_HELD:
-                self.hang_up(flow)
-                said = f"a message has no end: {held:,} bytes have come that are in none"
-                ended.append(Disconnected(flow, ProtocolError(said)))
-        return ended
-
     def _watch(self, flow: int) -> list[Connected | Disconnected | Received]:
         while True:
             try:
@@ -448,7 +423,8 @@ class DealerWire:
             except zmq.Again:
                 return []
             if (event := said["event"]) == zmq.EVENT_CONNECTED:
-                self._lines[flow] = DialledLine.of(said["value"])
+                address = with_socket(said["value"], socket.socket.getsockname)
+                self._lines[flow] = DialledLine(said["value"], address)
                 continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 del self._connecting[flow]
@@ -487,9 +463,6 @@ class DealerWire:
         counts = counts_of(self._lines[flow].number) if flow in self._lines else None
         return (counts.acknowledged, counts.received) if counts else (0, 0)
 
-    def wake(self) -> None:
-        self._waker.wake()
-
     def close(self) -> None:
         for flow in list(self._socks):
             self.hang_up(flow)
@@ -504,19 +477,15 @@ class DialledLine:
     """A connection that was dialled, and the bytes read from it."""
 
     number: int  # its descriptor
-    port: int  # of this end: tells whether the descriptor has become another's
+    address: object  # of this end: tells whether the descriptor has become another's
     read: int = HANDSHAKE_DOWN
-
-    @classmethod
-    def of(cls, number: int) -> DialledLine:
-        return cls(number, with_socket(number, local_port) or 0)
 
     def held(self) -> int:
         """Count the bytes that have left the kernel and were not read here. 0: not known."""
         return with_socket(self.number, self._held) or 0
 
     def _held(self, sock: socket.socket) -> int:
-        if not LINUX or local_port(sock) != self.port:
+        if not LINUX or sock.getsockname() != self.address:
             return 0
         return tcp_counters(sock).received - unread(sock) - self.read
 

@@ -21,8 +21,8 @@ from transport.ledger import (
     RoundRow,
     lock_exclusively,
 )
-from transport.ledger.book_tables import COLUMNS, Change, post
-from transport.ledger.books import new_tables, read_journal, transaction
+from transport.ledger.book_opening import new_tables, read_journal, transaction
+from transport.ledger.books import COLUMNS, Change, post
 from transport.protocol import LedgerDamaged, LedgerError, SampleRanges
 
 ROUNDS, SAMPLES = 9, 40

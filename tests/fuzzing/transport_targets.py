@@ -24,12 +24,12 @@ from transport.hub.hub_threads import Reading
 from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow, pack_header, read_packets
 from transport.ledger.packet_log import CRC, HEADER, MAGIC
 from transport.peer import CatchUp, CatchUpState, LinkLimits, PeerState
-from transport.peer.connection_manager import PREFETCHED, ConnectionManager, chunk_buffer
+from transport.peer.connection_manager import PREFETCHED, ConnectionManager
 from transport.peer.peer_state import KEPT
 from transport.protocol import LedgerError, ProtocolError, RunKeys, RunSettings, message_codec
 from transport.protocol import messages as m
 from transport.scheduling import Phase
-from transport.transfer import CHUNK, MAX_CONNECTIONS, MAX_UPLOADS
+from transport.transfer import CHUNK, MAX_CONNECTIONS, MAX_UPLOADS, ChunkBuffer
 from transport.wire import Bandwidth, Connected, Frames, RateLimits, Received
 from transport.wire.zeromq_sockets import MAX_FRAME
 
@@ -301,8 +301,8 @@ def joined_connections() -> ConnectionManager:
     connections._take(Received(0, [PEER_BYTES[0]]), 0.0)
     connections._take(Connected(1), 0.0)
     connections._take(Received(1, [message_codec.encode(m.Attached(32))]), 0.0)
-    connections.transfers.fetch("packets/0-3", chunk_buffer, 1 << 20)
-    connections.transfers.fetch("file", chunk_buffer, 3 << 20, 3 << 20)
+    connections.transfers.fetch("packets/0-3", ChunkBuffer, 1 << 20)
+    connections.transfers.fetch("file", ChunkBuffer, 3 << 20, 3 << 20)
     connections.transfers.upload("update/3", bytes(2 * CHUNK), b"")
     connections.state.report(m.Report(3, 7, [3]))
     connections._send_all()

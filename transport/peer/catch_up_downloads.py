@@ -116,7 +116,7 @@ class CatchUpDownloads:
             records = self._records(range, download)
             if records is None:
                 continue
-            self.machine.range_came(range, download.known_size)
+            self.machine.range_came(range, download.size)
             self.ask_ahead()
             try:
                 for round, packet in read_packets(records, self.machine.longest):

@@ -29,7 +29,7 @@ from transport.protocol import (
     encode,
     messages,
 )
-from transport.transfer import CHUNK, DIGEST, MIN_FRAGMENT, ChunkBuffer, PeerTransfers, count_blocks
+from transport.transfer import DIGEST, MIN_FRAGMENT, ChunkBuffer, PeerTransfers, count_blocks
 from transport.wire import (
     HANDSHAKE_DOWN,
     HANDSHAKE_UP,
@@ -332,7 +332,7 @@ class ConnectionManager:
         if len(ahead) >= PREFETCHED:
             self.transfers.forget(ahead[0].name)
         if part is None:
-            self.transfers.fetch(name, chunk_buffer, most, size, prefetched=True)
+            self.transfers.fetch(name, ChunkBuffer, most, size, prefetched=True)
         else:
             self.transfers.fetch_chunks(name, part.sink, part.chunks, prefetched=True)
 
@@ -478,7 +478,3 @@ class ConnectionManager:
         self.bytes_down += down
         self._up_bucket.take(up, now)
         self._down_bucket.take(down, now)
-
-
-def chunk_buffer(size: int, sha256: bytes) -> ChunkBuffer:
-    return ChunkBuffer(size, sha256, CHUNK)

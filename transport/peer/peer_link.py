@@ -633,7 +633,7 @@ class PeerLink:
         if (away := self._connections.away_s) > AWAY_S:
             self._connections.away_s = 0.0
             self._notify(f"this machine was away for {away:.0f} s")
-        state, where, how_long = self._state, self.way, f"for up to {self._patience:.0f} s"
+        state, where, how_long = self._state, self._wire.way, f"for up to {self._patience:.0f} s"
         if state.welcome is None or state.link not in (SessionState.OFFLINE, SessionState.GREETING):
             if self._lost_told:
                 self._notify(f"connected to {where} again")

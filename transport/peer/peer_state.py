@@ -71,7 +71,7 @@ class Newest(Generic[M]):
         self.pop(number)
         self._kept[number] = message, len(msgspec.msgpack.encode(message))
         self._size += self._kept[number][1]
-        while len(self) > self._most or (len(self) > 1 and self._size > KEPT_BYTES):
+        while (many := len(self._kept)) > self._most or (many > 1 and self._size > KEPT_BYTES):
             self.pop(min(self._kept))
 
     def pop(self, number: int) -> M | None:

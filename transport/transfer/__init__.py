@@ -2,6 +2,7 @@
 
 from .bandwidth_budget import BandwidthBudget
 from .chunks import (
+    CHUNK,
     DIGEST,
     HASH_BLOCK,
     ChunkBuffer,
@@ -15,7 +16,7 @@ from .chunks import (
 )
 from .congestion_window import FIRST_FRAGMENT, MIN_FRAGMENT
 from .object_store import NO_ROW, ObjectSource, ObjectStore, memory_source
-from .transfers import CHUNK, Download, PeerTransfers, Sink, Upload
+from .transfers import Download, PeerTransfers, Sink, Upload
 from .upload_inbox import (
     MAX_CONNECTIONS,
     MAX_UPLOADS,

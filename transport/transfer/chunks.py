@@ -18,6 +18,7 @@ from typing import BinaryIO, Protocol
 
 from transport.protocol import NoRoom, ProtocolError
 
+CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
 HASH_BLOCK = 1 << 20  # bytes of a file that one hash covers; the last block may be shorter
 DIGEST = 32
 TRIES = 3  # wrong copies of one block before the hub's file is called damaged
@@ -32,15 +33,12 @@ class ChunkMap:
         self._bits = bits
         self._here = bits.bit_count()
 
-    def length(self, index: int) -> int:
-        return min(self.chunk, self.size - index * self.chunk)
-
     def add(self, index: int, payload: bytes | memoryview) -> bool:
         """Mark a chunk; returns False for a repeat. Raises ProtocolError if its index or length is wrong."""
         if not 0 <= index < self.count:
             raise ProtocolError(f"chunk {index} of an object with {self.count}")
-        if len(payload) != self.length(index):
-            raise ProtocolError(f"chunk {index} has {len(payload)} bytes, expected {self.length(index)}")
+        if len(payload) != (length := min(self.chunk, self.size - index * self.chunk)):
+            raise ProtocolError(f"chunk {index} has {len(payload)} bytes, expected {length}")
         if self._bits >> index & 1:
             return False
         self._bits |= 1 << index
@@ -78,7 +76,7 @@ class ChunkMap:
 class ChunkBuffer:
     """An object in memory. No memory is allocated before chunks arrive."""
 
-    def __init__(self, size: int, sha256: bytes, chunk: int) -> None:
+    def __init__(self, size: int, sha256: bytes, chunk: int = CHUNK) -> None:
         self.map, self.sha256 = ChunkMap(size, chunk), sha256
         self._parts: dict[int, bytes | memoryview] = {}
 

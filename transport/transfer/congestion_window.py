@@ -66,6 +66,7 @@ class CongestionWindow:
         self._idle, self._last = 0.0, 0.0  # seconds idle; when a fragment was last sent or answered
         self._marks: deque[tuple[float, int]] = deque([(0.0, 0)])  # (busy seconds, bytes answered until then)
         self._best, self._best_before = 0.0, 0.0  # bytes a second, this period and the one before
+        self.rate = 0.0  # the better of them; 0: not known
         self._newest = 0.0
         self._since = 0.0  # when this period began
         self._clean_at = 0.0
@@ -75,11 +76,6 @@ class CongestionWindow:
     def rtt(self) -> float | None:
         """Return the round trip in seconds; None: not known."""
         return min(self._clean, default=None)
-
-    @property
-    def rate(self) -> float:
-        """Return bytes a second; 0: not known."""
-        return max(self._best, self._best_before)
 
     @property
     def fragment(self) -> int:
@@ -135,6 +131,7 @@ class CongestionWindow:
         if (more or slower) and now >= self._since + RATE_S:  # only what fills the line ends a period
             self._best, self._best_before, self._since = rate, self._best, now
         self._best = max(self._best, rate)
+        self.rate = max(self._best, self._best_before)
         alone = more and not self.under
         if sent.clean and (self._draining or alone or self.rtt is None):
             self.clean(took, now)

@@ -22,10 +22,8 @@ from typing import Protocol
 
 from transport.protocol import ProtocolError, TooLong, TransportError, messages
 
-from .chunks import ChunkMap
+from .chunks import CHUNK, ChunkMap
 from .congestion_window import MIN_FRAGMENT, CongestionWindow, Sent
-
-CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
 
 
 class Sink(Protocol):
@@ -49,7 +47,7 @@ class Download:
     most: int  # bytes that it can have, as this peer knows beforehand
     sink: Sink | None = None
     todo: deque[int] = field(default_factory=lambda: deque([0]))  # chunks of which nothing was requested
-    size: int = 0  # bytes, if known before the first chunk
+    size: int = 0  # bytes; 0: not known before the first chunk
     prefetched: bool = False  # no caller has asked for it yet
     chunk: int = field(default_factory=lambda: CHUNK)  # bytes
     received: int = 0  # bytes of payload
@@ -69,19 +67,9 @@ class Download:
             or (self.sink is not None and self.sink.map.whole)
         )
 
-    @property
-    def known_size(self) -> int:
-        """Return the bytes of the object; 0 if not known yet."""
-        return self.size if self.sink is None else self.sink.map.size
-
-    @property
-    def left(self) -> int:
-        """Return the bytes that are not here yet; 0 while its size is not known."""
-        return max(0, self.known_size - self.received)
-
     def length(self, fragment: int) -> int:
         """Return the bytes of one fragment; 0 if not known yet."""
-        return max(0, min(self.fragment, self.known_size - fragment * self.fragment))
+        return max(0, min(self.fragment, self.size - fragment * self.fragment))
 
     def fragments(self, chunk: int) -> list[int]:
         """List the fragments of a chunk; only the first while their number is not known."""
@@ -89,15 +77,12 @@ class Download:
         there = [i for i in range(chunk * per, (chunk + 1) * per) if self.length(i)]
         return there or [chunk * per]
 
-    @property
-    def asking(self) -> bool:
-        """True if there is a fragment to request now. Chunks begun are finished before the fragment size
-        changes, so no byte of them is requested twice."""
-        return bool(self.asks or (self.todo and (self.fragment == self.wanted or not self.begun)))
-
-    def next(self) -> int:
-        """Pop the next fragment to request."""
+    def next(self) -> int | None:
+        """Pop the next fragment to request; None: there is none now. Chunks begun are finished before the
+        fragment size changes, so no byte of them is requested twice."""
         if not self.asks:
+            if not self.todo or (self.begun and self.fragment != self.wanted):
+                return None
             chunk, self.fragment = self.todo.popleft(), self.wanted
             self.begun[chunk] = {}
             self.asks.extend(self.fragments(chunk))
@@ -112,11 +97,11 @@ class Download:
         if self.sink is None:
             if self.size not in (0, size):
                 raise ProtocolError(f"{self.name} has {size} bytes, expected {self.size}")
-            known, self.sink = self.size, self.open_sink(size, sha256)
+            known, self.size, self.sink = self.size, size, self.open_sink(size, sha256)
             self.todo = deque(i for i in self.sink.map.missing if i not in self.begun)
             self.asks.extend([] if known else self.fragments(chunk)[1:])
-        if size != self.sink.map.size:
-            raise ProtocolError(f"{self.name} has {size} bytes, expected {self.sink.map.size}")
+        if size != self.size:
+            raise ProtocolError(f"{self.name} has {size} bytes, expected {self.size}")
         if len(payload) != (self.length(index) if size else 0):
             raise ProtocolError(f"fragment {index} of {self.name} has {len(payload)} bytes")
         self.received += len(payload)
@@ -145,22 +130,11 @@ class Upload:
     done: messages.PutDone | None = None
 
     @property
-    def put(self) -> messages.Put:
-        return messages.Put(self.name, len(self.data), self.sha256, self.fragment)
-
-    def missing(self, have: int = 0) -> list[int]:
-        """List the chunks whose bit is not set in `have`."""
-        return ChunkMap(len(self.data), self.fragment, have).missing
-
-    @property
     def arrived(self) -> bool | None:
         """Return whether the hub has all of it; None if that is not known, as after a reconnect."""
         if self.done is not None and (self.done.ok or self.eager):
             return self.done.ok
         return False if self.todo else None
-
-    def chunk(self, index: int) -> memoryview:
-        return memoryview(self.data)[index * self.fragment : (index + 1) * self.fragment]
 
 
 @dataclass(frozen=True)
@@ -247,7 +221,7 @@ class PeerTransfers:
 
     def upload(self, name: str, data: bytes, sha256: bytes) -> Upload:
         upload = self.uploads[name] = Upload(name, data, sha256, min(CHUNK, self.windows[True].fragment))
-        upload.todo.extend(upload.missing())
+        upload.todo.extend(ChunkMap(len(data), upload.fragment).missing)
         return upload
 
     def offer_again(self) -> None:
@@ -284,7 +258,8 @@ class PeerTransfers:
             self._drop_all(up=False, name=message.name)
         elif isinstance(message, messages.Have) and message.name in self.uploads:
             upload = self.uploads[message.name]
-            missing = upload.missing(int.from_bytes(message.chunks, "little"))
+            have = int.from_bytes(message.chunks, "little")
+            missing = ChunkMap(len(upload.data), upload.fragment, have).missing
             upload.todo = deque(i for i in missing if FragmentKey(True, message.name, i) not in self._under)
             upload.agreed, upload.put_on = True, None
         elif isinstance(message, messages.Ack):
@@ -342,34 +317,30 @@ class PeerTransfers:
         for upload in self.uploads.values():
             if upload.done is None and not upload.agreed and upload.put_on is None:
                 upload.put_on = self._least_busy_flow()
-                out.append(Outgoing(upload.put_on, upload.put))
+                put = messages.Put(upload.name, len(upload.data), upload.sha256, upload.fragment)
+                out.append(Outgoing(upload.put_on, put))
             agreed = upload.agreed or (upload.eager and upload.put_on is not None)
             while upload.done is None and agreed and upload.todo and up > 0 and self.windows[True].room:
                 index = upload.todo.popleft()
-                data = upload.chunk(index)
+                data = memoryview(upload.data)[index * upload.fragment : (index + 1) * upload.fragment]
                 flow = self._mark(FragmentKey(True, upload.name, index), len(data), 0, now, upload.put_on)
                 chunk = messages.Chunk(upload.name, index, upload.sha256[: messages.UPLOAD_TAG])
                 out.append(Outgoing(flow, chunk, data))
                 up -= len(data)
-        for download in sorted(self.downloads.values(), key=lambda d: d.left):
-            self._fit(download)
-            more = not download.done
-            while more and download.asking and down > 0 and self.windows[False].room:
-                index = download.next()
-                size = download.length(index)
-                key = FragmentKey(False, download.name, index)
+        for download in sorted(self.downloads.values(), key=lambda d: max(0, d.size - d.received)):
+            if download.done:
+                continue
+            fragment = min(download.chunk, self.windows[False].fragment)
+            adapts = download.wanted != fragment and not download.fixed
+            if adapts and not any(p.name == download.name and not p.up for p in self._under):
+                download.wanted = fragment  # as now fits the line; none of another size is under way
+            while down > 0 and self.windows[False].room and (asked := download.next()) is not None:
+                size = download.length(asked)
+                key = FragmentKey(False, download.name, asked)
                 flow = self._mark(key, size or download.fragment, size, now, None)
-                out.append(Outgoing(flow, messages.Get(download.name, index, download.fragment), answer=size))
+                out.append(Outgoing(flow, messages.Get(download.name, asked, download.fragment), answer=size))
                 down -= size
         return out
-
-    def _fit(self, download: Download) -> None:
-        """Adapt the fragment size to the line, if no fragment of another size is under way."""
-        fragment = min(download.chunk, self.windows[False].fragment)
-        if download.wanted == fragment or download.fixed or download.done:
-            return
-        if not any(p.name == download.name and not p.up for p in self._under):
-            download.wanted = fragment
 
     def unsent(self, out: Outgoing) -> None:
         """Requeue a message that the wire did not take."""

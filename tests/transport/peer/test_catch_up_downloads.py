@@ -326,7 +326,7 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
 class LyingLink:
     """A hub whose packets are those of other rounds."""
 
-    newest_round, known_size, received = -1, 62, 62
+    newest_round, size, received = -1, 62, 62
 
     def begin_spooled(self, name: str, most: int, spool: object) -> LyingLink:
         return self

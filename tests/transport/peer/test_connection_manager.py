@@ -3,9 +3,9 @@
 import pytest
 
 from transport.peer import LinkLimits, PeerState
-from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager, chunk_buffer
+from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager
 from transport.protocol import ProtocolError, Unreachable, encode, messages
-from transport.transfer import FIRST_FRAGMENT
+from transport.transfer import FIRST_FRAGMENT, ChunkBuffer
 from transport.wire import Bandwidth, Connected, Disconnected, Frames, RateLimits, Received
 
 
@@ -137,7 +137,7 @@ def test_bytes_of_messages_heard_long_ago_are_no_sign_of_life_of_a_hub_that_has_
     connections._received_bulk(Received(1, []), messages.Attached(64), 2.0)
     silent = connections.state.silent_until()
     connections._maintain(silent - 2.0)
-    connections.transfers.fetch("replica/manifest/1", chunk_buffer, 1 << 20)
+    connections.transfers.fetch("replica/manifest/1", ChunkBuffer, 1 << 20)
     assert connections.transfers.outgoing(now=silent - 2.0)
 
     for late in (1.5, 1.0, 0.5):

@@ -163,11 +163,6 @@ class CommitDone:
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used
     extra: dict[str, dict[str, bytes]] = field(default_factory=dict)  # session -> bodies of extensions
 
-    def share(self, peer: str) -> float:
-        """Return the share of an accepted packet in the mean; shares sum to 1."""
-        total = sum(self.weights.values())
-        return self.weights[peer] / total if total else 1 / len(self.weights)
-
 
 class Shell(Protocol):
     """Threads of the shell; each method may be called from any of them."""

@@ -105,7 +105,7 @@ class Traffic:
     up: int = 0  # peer to hub
     down: int = 0
     ready: int | None = None  # `down` when the peer had caught up; None: it has not
-    told: TrafficDelta | None = None  # sums at the last `tell`
+    told: TrafficDelta = TrafficDelta()  # sums at the last `tell`
 
     @property
     def sums(self) -> TrafficDelta:
@@ -113,8 +113,7 @@ class Traffic:
 
     def tell(self) -> TrafficDelta:
         """Return the bytes since the last call."""
-        now, before = self.sums, self.told or TrafficDelta()
-        self.told = now
+        before, self.told = self.told, (now := self.sums)
         return TrafficDelta(now.up - before.up, now.down - before.down, now.fetched - before.fetched)
 
 

@@ -17,7 +17,6 @@ from .messages import MAX_FINGERPRINT, VERSIONS, Message, Ready, Report, ToHub, 
 _TO_HUB: msgspec.msgpack.Decoder[ToHub] = msgspec.msgpack.Decoder(ToHub)
 _TO_PEER: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
 HANDSHAKES = ("Hello", "Resume", "AskStatus", "Deciding", "AskStop", "AskOwner")  # carry their version
-M = TypeVar("M")
 T = TypeVar("T")
 # msgspec reports some thousand nested values by a RecursionError of Python
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -42,18 +41,22 @@ def encode(message: Message) -> bytes:
 def decode_to_hub(data: bytes | memoryview) -> ToHub:
     """Decode a message for the hub. Raises ProtocolError; OtherVersion for a handshake in another version."""
     try:
-        return checked(_TO_HUB.decode(data))
+        message = _TO_HUB.decode(data)
     except UNREADABLE as error:
         protocol = protocol_of(data)
         if protocol is not None and protocol not in VERSIONS:
             raise OtherVersion(protocol) from None
         raise ProtocolError(f"{len(data)} bytes that are no message: {error}") from None
+    # msgspec's own bounds end at 63 bits
+    if isinstance(message, Ready | Report) and not 0 <= message.fingerprint <= MAX_FINGERPRINT:
+        raise ProtocolError(f"{type(message).__name__} with fingerprint {message.fingerprint}, not 64 bits")
+    return message
 
 
 def decode_to_peer(data: bytes | memoryview) -> ToPeer:
     """Decode a message for a peer. Raises ProtocolError."""
     try:
-        return checked(_TO_PEER.decode(data))
+        return _TO_PEER.decode(data)
     except UNREADABLE as error:
         raise ProtocolError(f"{len(data)} bytes that are no message: {error}") from None
 
@@ -68,13 +71,6 @@ def protocol_of(data: bytes | memoryview) -> int | None:
         return None
     protocol = raw.get("protocol")
     return protocol if isinstance(protocol, int) else None
-
-
-def checked(message: M) -> M:
-    """Check the fingerprint and return the message: msgspec's own bounds end at 63 bits."""
-    if isinstance(message, Ready | Report) and not 0 <= message.fingerprint <= MAX_FINGERPRINT:
-        raise ProtocolError(f"{type(message).__name__} with fingerprint {message.fingerprint}, not 64 bits")
-    return message
 
 
 MOST_LEVELS = 64  # of containers in containers; ours have at most 6

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -75,16 +76,16 @@ class RunSettings:
         """Return the seconds that the first round waits for `first_peers`."""
         return self.start_timeout if self.guests else self.first_s
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return -(-self.samples // self.global_batch)
 
-    @property
+    @cached_property
     def lease_s(self) -> float:
         longest = self.step_timeout * max(rung.local_steps for rung in self.rungs)
         return 3 * longest if self.lease_timeout is None else self.lease_timeout
 
-    @property
+    @cached_property
     def update_limit(self) -> int:
         return self.max_update or 8 * self.parameters + 2**20
 

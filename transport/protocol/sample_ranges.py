@@ -61,11 +61,8 @@ class SamplePool:
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._ranges: list[tuple[int, int]] = []
-        self._size = 0
+        self.size = 0  # of ids
         self.put(ranges)
-
-    def __len__(self) -> int:
-        return self._size
 
     @property
     def ranges(self) -> SampleRanges:
@@ -78,9 +75,9 @@ class SamplePool:
     def remove(self, ranges: SampleRanges) -> None:
         """Remove ids. Raises ValueError if one is not there."""
         left = [rest for run in self._ranges for rest in minus(run, ranges)]
-        if count_samples(left) + count_samples(ranges) != self._size:
+        if count_samples(left) + count_samples(ranges) != self.size:
             raise ValueError(f"ids {ranges} are not all among {self.ranges}")
-        self._ranges, self._size = left, count_samples(left)
+        self._ranges, self.size = left, count_samples(left)
 
     def put(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Add ids. Raises ValueError if one is there already: it would be counted twice."""
@@ -99,4 +96,4 @@ class SamplePool:
             if after and after[0] == stop:
                 new, high = (new[0], after[1]), at + 1
             self._ranges[low:high] = [new]
-            self._size += stop - start
+            self.size += stop - start

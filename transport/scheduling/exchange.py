@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from transport import actions as do
 from transport.ledger import HEADER_SIZE, Recovered, RungRow
 from transport.membership import Session
-from transport.protocol import count_samples, hash_of_names, messages
+from transport.protocol import hash_of_names, messages
 
 from .figures import Evaluation, middle_norm
-from .leases import Leases, need_of_round
+from .leases import Leases
 
 
 @dataclass
@@ -70,10 +70,6 @@ class Exchange:
             message = replace(message, count=len(self.members), names=self.hash)
         return replace(message, spans=self.spans.get(session.id, 1), fits=self.fits, rung=self.rung)
 
-    def waited(self, session: str) -> float:
-        """Return the seconds that a member's update has waited for others; 0: it has not arrived in time."""
-        return max(0.0, self.closed - self.arrived.get(session, self.closed))
-
     def fingerprints(self, sessions: Iterable[str]) -> dict[int, dict[str, int]]:
         """Return what these members report of x', by the round of x' and session. Staleness puts it behind
         this round; where that falls, no report is of one round of x'."""
@@ -97,11 +93,6 @@ class Exchange:
             )
             for s in self.by_name
         )
-
-    def need(self, claims: Iterable[do.Claim]) -> float:
-        """Return the local steps that an exchange of the recipe's own packets needs; 0: not known."""
-        samples = ((c.session, sum(map(count_samples, c.leases.values()))) for c in claims)
-        return need_of_round((self.reports[session].needs, many) for session, many in samples)
 
 
 OFFERED = 2  # snapshots: the newest, and the previous one for peers that are still fetching it

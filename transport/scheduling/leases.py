@@ -84,7 +84,7 @@ class Leases:
     @property
     def free(self) -> int:
         """Count the samples in the pool."""
-        return len(self._pool)
+        return self._pool.size
 
     @property
     def done(self) -> bool:

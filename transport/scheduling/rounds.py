@@ -40,7 +40,7 @@ from .disputes import Disputes
 from .exchange import Exchange, RoundHistory
 from .figures import Evaluation, Evaluations, possible_report, why_impossible
 from .hub_extension import HubExtension
-from .leases import Ladder, Leases, LoadBalancer
+from .leases import Ladder, Leases, LoadBalancer, need_of_round
 from .straggler_deadline import StragglerDeadline
 
 SHOWN = 8  # rounds, or names, in a warning
@@ -458,16 +458,12 @@ class Rounds:
         # Each newcomer gets a sample, and costs what an update costs, whether it delivers or not.
         most = max(1, self.settings.global_batch * self.ladder.steps // NEWCOMERS_PART)
         able, few = self._with(new, ready), most if any(p.proven for p in ready) else len(ready)
-        holding = self._holding(able)
+        holding = {p.id for p in able if self.leases.held(p.id)}
         for one in self.extensions if self.leases.free or holding else ():
             if (members := one.choose(self.round, able, holding, few)) is not None:
                 return members
         chosen = self._with(in_turn(new, self.round * most)[:most], ready)
-        return chosen if self.leases.free or self._holding(chosen) else []
-
-    def _holding(self, sessions: Sequence[Session]) -> set[str]:
-        """Return those with a lease that they have not delivered."""
-        return {p.id for p in sessions if self.leases.held(p.id)}
+        return chosen if self.leases.free or any(self.leases.held(p.id) for p in chosen) else []
 
     def _with(self, new: Sequence[Session], ready: list[Session]) -> list[Session]:
         """Return those that are ready without other newcomers than these, unless they are too few then."""
@@ -540,19 +536,17 @@ class Rounds:
         batch = min(max(0, wanted - sum(map(count_samples, granted.values()))), free)
         longest = min(s.longest_lease, free // max(1, wanted))
         ids = self.leases.next(batch)
-        portions = self._balancer.portions(self._costs(ids), takers, round, longest)
+        costs = [1.0] * len(ids) if s.cost is None else [s.cost(i) for i in ids]
+        portions = self._balancer.portions(costs, takers, round, longest)
         taken = {p: one for p, one in zip(takers, portions, strict=True) if one.samples}
         new = {p: ranges_of(ids[place] for place in one.samples) for p, one in taken.items()}
         self.leases.grant(round, new)
         return granted | new, {p: one.spans for p, one in taken.items() if one.spans > 1}
 
-    def _costs(self, ids: Sequence[int]) -> list[float]:
-        cost = self.settings.cost
-        return [1.0] * len(ids) if cost is None else [cost(i) for i in ids]
-
     def cost_of(self, ids: SampleRanges) -> float:
         """Return the cost of samples, as shares of a batch count it."""
-        return count_samples(ids) if self.settings.cost is None else sum(self._costs(sample_ids(ids)))
+        cost = self.settings.cost
+        return count_samples(ids) if cost is None else sum(map(cost, sample_ids(ids)))
 
     def _others_expected(self, ready: int, now: float) -> bool:
         """Tell whether to wait a little: for peers from before a restart, for those that start with the run,
@@ -602,12 +596,15 @@ class Rounds:
         look = min(LONGEST_LOOK_S, LOOK_S * len(ex.members))
         ex.counted, ex.look_at, ex.news = counted, now + look, False
         waited = [p.id for p in missing if not self._members.suspect(p, now)]
+        trusted = self._deadline.trusted
+        # a round without updates, of newcomers alone, keeps trusted peers waiting
+        in_vain = not ex.claims and not any(p.id in trusted for p in missing)
+        in_vain = in_vain and any(p.id in trusted for p in self._members.ready())
         if ex.claims and waited:
             ex.deadline = ex.opened + self._deadline.after_opening(waited, ex.arrived)
-        elif not ex.claims and self._others_would_deliver(missing):
+        elif in_vain:
             patience = self._deadline.patience(waited)
             ex.deadline = ex.opened + (self._longest if patience is None else patience)
-        trusted = self._deadline.trusted
         # Of missing members a quorum waits for those that are trusted, if there are any at all.
         awaited = sum(p.id in trusted for p in missing) if trusted else len(missing)
         lacks = not all(one.may_close(len(ex.claims), awaited) for one in self.extensions)
@@ -615,17 +612,10 @@ class Rounds:
             ex.deadline = ex.opened + self._longest
         if ex.claims and not lacks and any(one.enough(ex) for one in self.extensions):
             self._close(ex, [], now)
-        elif not ex.claims and (not missing or (now >= ex.deadline and self._others_would_deliver(missing))):
-            self._void(ex, now)  # also where newcomers alone were in it, and others are back
+        elif not ex.claims and (not missing or (now >= ex.deadline and in_vain)):
+            self._void(ex, now)
         elif ex.claims and ((not waited and not lacks) or now >= ex.deadline):
             self._close(ex, [p.id for p in missing], now)
-
-    def _others_would_deliver(self, missing: Sequence[Session]) -> bool:
-        """Tell whether a round without updates, of newcomers alone, keeps trusted peers waiting."""
-        trusted = self._deadline.trusted
-        return not any(p.id in trusted for p in missing) and any(
-            p.id in trusted for p in self._members.ready()
-        )
 
     def _close(self, ex: Exchange, missing: list[str], now: float) -> None:
         self._enter(Phase.CLOSED)
@@ -652,7 +642,9 @@ class Rounds:
 
     def _commit(self, ex: Exchange) -> None:
         """Commit what agrees about x', and leave out those who have to wait for a replay of the ledger."""
-        reports, work = ex.fingerprints(ex.claims), {p.id: self._work(p) for p in self._members}
+        own = self.settings.own_key  # the host's own machine comes before all others
+        work = {p.id: p.accepted + (OWN_WORK if own and p.key == own else 0) for p in self._members}
+        reports = ex.fingerprints(ex.claims)
         wait = set[str]()
         for round, said in reports.items():
             wait |= self.disputes.reported(round, said, {s: work.get(s, 0) for s in said})
@@ -668,7 +660,9 @@ class Rounds:
         refused = {name: why for one in self.extensions for name, why in one.refusals(ex).items()}
         claims = ex.claimed(self.leases)
         if len(self.settings.rungs) > 1:
-            ex.noted = RungRow(ex.round, ex.rung, ex.need(claims), len(ex.members))
+            samples = ((c.session, sum(map(count_samples, c.leases.values()))) for c in claims)
+            need = need_of_round((ex.reports[session].needs, many) for session, many in samples)
+            ex.noted = RungRow(ex.round, ex.rung, need, len(ex.members))
         self._out.add(
             do.Commit(
                 round=ex.round,
@@ -681,11 +675,6 @@ class Rounds:
                 refused=refused,
             )
         )
-
-    def _work(self, session: Session) -> int:
-        """Count the updates of a session in the run; the host's own machine comes before all others."""
-        own = bool(session.key) and session.key == self.settings.own_key
-        return session.accepted + OWN_WORK * own
 
     def _warn_overdue(self, ex: Exchange, what: str, now: float) -> None:
         """Tell the host, once a round, that the deadline has passed and which members are missing."""
@@ -740,7 +729,7 @@ class Rounds:
                 session.left_out += 1
         for session in self._members:
             message, extra = commit.to(session.name), done.extra.get(session.id, {})
-            waited = ex.waited(session.id)
+            waited = max(0.0, ex.closed - ex.arrived.get(session.id, ex.closed))  # its update, for others
             own = structs.replace(message, extra=extra, waited=waited) if extra or waited else message
             self._out.send(session.conn, own)
             if session.ready_claim is not None and session.ready_claim[0] <= ex.round:
@@ -800,7 +789,8 @@ class Rounds:
         if (report := ex.reports[session.id]).tokens:  # else it repeats the times of the step before
             session.compute_s += report.compute_s
             session.wait_s += report.wait_s
-        session.share = done.share(session.name)
+        total = sum(done.weights.values())
+        session.share = done.weights[session.name] / total if total else 1 / len(done.weights)
         for lease in [r for r in self.leases.held(session.id) if r < ex.round - STALE]:
             self._give_back(session, lease)
             self._out.warn(f"did not deliver its lease of round {lease}", session.name)

@@ -49,7 +49,7 @@ def test_a_pool_gives_the_lowest_ids_and_removes_them_once(ids: set[int], n: int
 
     assert lowest == sorted(ids)[:n]
     assert sample_ids(pool.ranges) == sorted(ids)[n:]
-    assert len(pool) == len(ids) - len(lowest)
+    assert pool.size == len(ids) - len(lowest)
 
 
 @given(id_sets, id_sets)

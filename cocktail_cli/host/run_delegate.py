@@ -54,6 +54,7 @@ class RunDelegate:
             raise ModelError(f"compression.shards is {shards:,}, more than {few}")
         self.aggregator = aggregator_of(recipe, self.parameters)
         self.durable = DurableAggregator(self.aggregator, ledger)
+        self.samples, self.tokens, self.opens = corpus.pack, corpus.tokens, self.aggregator.open
         self.model = CommittedModel(recipe, base.folder, ledger.parent)
         served = () if base.licence.gated else base.files
         self.files = {f"base/{file.name}": base.folder / file.name for file in served}
@@ -138,12 +139,6 @@ class RunDelegate:
             judge.close()
         self.durable.close()
 
-    def samples(self, ids: Sequence[int]) -> bytes:
-        return self.corpus.pack(ids)
-
-    def tokens(self, ids: Sequence[int]) -> int:
-        return self.corpus.tokens(ids)
-
     def weight(self, ids: Sequence[int]) -> float:
         """Count the terms of the loss that these samples add: trained tokens, or samples."""
         return float(self.corpus.tokens(ids) if self.recipe.objective.term == "token" else len(ids))
@@ -167,9 +162,6 @@ class RunDelegate:
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         self.aggregator.add(round, peer, packet)
-
-    def opens(self, size: int, rung: int) -> None:
-        self.aggregator.open(size, rung)
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         weighted = [one._replace(weight=one.weight * self._judged(one.peer)) for one in updates]

@@ -249,15 +249,6 @@ class Recorder:
         self.failing = False
 
     def show(self, event: events.Event) -> None:
-        try:
-            self.write(event)
-            self.failing = False
-        except OSError as error:
-            if not self.failing:
-                self.failing = True
-                self.warn(f"{EVENTS} cannot be written: {error.strerror}; the run goes on")
-
-    def write(self, event: events.Event) -> None:
         if isinstance(event, events.RunStarted):
             head, _, place = event.url.partition("@")
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
@@ -265,11 +256,17 @@ class Recorder:
             event = event.recorded()
         if said := sentence(event) or (step_line(event, 0) if isinstance(event, events.Step) else ""):
             logging.getLogger(TOLD).info("%s", said)
-        self.events.write(events.as_json(event) + "\n")
-        self.events.flush()
-        for line in self.metrics.lines(event):
-            self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        try:
+            self.events.write(events.as_json(event) + "\n")
+            self.events.flush()
+            for line in self.metrics.lines(event):
+                self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
+            self.failing = False
+        except OSError as error:
+            if not self.failing:
+                self.failing = True
+                self.warn(f"{EVENTS} cannot be written: {error.strerror}; the run goes on")
 
     def close(self) -> None:
         for file in (self.events, self.file):

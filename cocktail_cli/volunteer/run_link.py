@@ -37,7 +37,7 @@ class RunBounds:
         from recipes.data import MOST, SampleLimits
 
         self._samples = SampleLimits.of(recipe, vocabulary)
-        self._packets = PacketLimits(recipe.compression, parameters)
+        self.packet = PacketLimits(recipe.compression, parameters).packet  # of a round
         self.rungs, self._batch = recipe.compression.rungs, recipe.training.global_batch_size
         self.evaluation = self._samples.packed(MOST)  # bytes
 
@@ -59,9 +59,6 @@ class RunBounds:
 
     def samples(self, count: int) -> int:
         return self._samples.packed(count)
-
-    def packet(self, round: int) -> int:
-        return self._packets.packet(round)
 
 
 class RunLink:

@@ -63,6 +63,10 @@ class StepMeter:
         self.baseline = self.baseline or Baseline(peer.trainer.layout.size)
         full = self.baseline.whole * done.local_steps
         both = self.baseline.add(done.sent_bytes, done.local_steps)
+        # at the pace of the run's steps, which are not this machine's alone
+        (began, first), eta_s = self.pace[0], None
+        if announced and done.step > first:
+            eta_s = round((announced.steps - done.step) * (now - began) / (done.step - first), 1)
         return events.Step(
             step=done.step,
             steps=announced.steps if announced else 0,
@@ -84,13 +88,8 @@ class StepMeter:
             local_steps=done.local_steps,
             lr=done.lr if done.loss is not None else None,
             grad_norm=done.grad_norm,
-            eta_s=self.eta_s(announced.steps) if announced else None,
+            eta_s=eta_s,
         )
-
-    def eta_s(self, steps: int) -> float | None:
-        """Estimate the seconds to the end from the run's steps, which are not this machine's alone."""
-        (began, first), (now, last) = self.pace[0], self.pace[-1]
-        return round((steps - last) * (now - began) / (last - first), 1) if last > first else None
 
 
 KEPT_S = 2.0  # seconds that a person waits for the checkpoint, which is written further without him

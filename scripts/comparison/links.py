@@ -14,8 +14,8 @@ loopback device, or, of those that send little, over lines without a limit. A ro
 and replaces the older one of its system and speed.
 
 A run of cocktail goes through the speeds in their order, and at each through the numbers of peers: those that
-leave are killed, those that come join again. `followed` rounds after a change of lines or peers its rung, and the
-share of the time that devices compute, are what they are in the rounds that count.
+leave are killed, those that come join again. `followed` rounds after a change of lines or peers its rung, and
+the share of the time that devices compute, are what they are in the rounds that count.
 """
 
 from __future__ import annotations
@@ -202,11 +202,12 @@ def rounds_of(run: systems.Cocktail, counted: range) -> Line:
 
 
 def followed(run: systems.Cocktail, changed: int, counted: range) -> int:
-    """Count the rounds from a change of the lines until the rung stays that of the rounds that count, and a
-    step takes hardly longer than in them."""
+    """Count the rounds from a change until all peers take part, the rung stays that of the rounds that count,
+    and a step takes hardly longer than in them."""
+    there = max(changed, *(peer.heard("round")[0]["round"] for peer in run.peers))
     rungs = {row["round"]: row["rung"] for row in run.hub.heard("step")}
     since, step_s = counted.start, rounds_of(run, counted)["step_s"] / NEAR
-    while since > changed and rungs[since - 1] == rungs[counted.start]:
+    while since > there and rungs[since - 1] == rungs[counted.start]:
         since -= 1
     while since < counted.start and rounds_of(run, range(since, since + WINDOW))["step_s"] > step_s:
         since += 1
@@ -215,10 +216,11 @@ def followed(run: systems.Cocktail, changed: int, counted: range) -> int:
 
 def main() -> None:
     asked = rows.options(__doc__, rows.FOLDER / "links.jsonl", system=SYSTEMS, speed=SPEEDS)
+    asked.add_argument("--peers", type=int, nargs="+", default=[], help="of cocktail, in turn")
     args = asked.parse_args()
     if args.inside:
         for found in measure(Case(**json.loads(args.inside))):  # kept at once: what follows may fail
-            rows.keep(args.out, found, ("system", "speed"))
+            rows.keep(args.out, found, ("system", "speed", "peers"))
             print(json.dumps(found), flush=True)
         return
     if args.list:
@@ -226,11 +228,12 @@ def main() -> None:
         return
     for system in args.system:
         own = ["-m", "scripts.comparison.links", "--out", str(args.out.resolve())]
-        own += ["--inside", json.dumps(asdict(Case(system, tuple(args.speed))))]
+        own += ["--inside", json.dumps(asdict(Case(system, tuple(args.speed), tuple(args.peers))))]
         for found in lab.inside(own, lab.options(SYSTEMS[system].peers)):
             share = found["compute_s"] / found["step_s"]
             more = f"; {found['rung']} after {found['followed']} rounds" if "rung" in found else ""
-            print(f"{system}, {found['speed']}: {found['step_s']:.2f} s a step, {share:.1%} computing{more}")
+            where = f"{found['speed']}, {found['peers']} peers" if "peers" in found else found["speed"]
+            print(f"{system}, {where}: {found['step_s']:.2f} s a step, {share:.1%} computing{more}")
 
 
 if __name__ == "__main__":

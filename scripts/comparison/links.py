@@ -62,10 +62,6 @@ class Case:
     def members(self) -> list[str]:
         return [f"p{i + 1}" for i in range(SYSTEMS[self.system].peers)]
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return self.peers or (SYSTEMS[self.system].peers,)
-
     def shape(self, speed: str, members: list[str]) -> None:
         system = SYSTEMS[self.system]
         down, up = (rate * system.mbit for rate in SPEEDS[speed])
@@ -170,10 +166,11 @@ def measure_lines(case: Case, started: systems.Cocktail) -> Iterator[Line]:
     count."""
     system = SYSTEMS[case.system]
     members = [*case.members, *(["hub"] if system.kind == "hub" else [])]
-    with systems.cocktail(started, rounds=10_000, together=min(case.counts)) as run:
+    counts = case.peers or (system.peers,)
+    with systems.cocktail(started, rounds=10_000, together=min(counts)) as run:
         run.until_round(0, PATIENCE)  # the base model comes over lines without a limit
         at = 1
-        for speed, count in product(case.speeds, case.counts):
+        for speed, count in product(case.speeds, counts):
             case.shape(speed, members)
             run.have(count)
             run.until_round(at + LEARNT, PATIENCE)

@@ -19,11 +19,6 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def there(path: Path, key: Row) -> bool:
-    """Tell whether the file has a row with these values."""
-    return any(all(row.get(name) == value for name, value in key.items()) for row in read(path))
-
-
 def keep(path: Path, found: Row, same: Sequence[str]) -> None:
     """Write a row in the place of the older one of which these keys are the same."""
     older = [row for row in read(path) if any(row.get(key) != found.get(key) for key in same)]

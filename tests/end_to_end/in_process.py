@@ -7,6 +7,7 @@ with Swarm(recipe_of(folder, ...), folder) as swarm:
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -105,6 +106,18 @@ def rows(count: int) -> list[str]:
         f"The {animals[i % 4]} {verbs[i // 4 % 4]} the {animals[i // 16 % 4]} by the river, number {i}."
         for i in range(count)
     ]
+
+
+@pytest.fixture(scope="module")
+def neox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("gpt_neox", tmp_path_factory.mktemp("neox"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(66)))
+    return path
 
 
 def nobody(peer: ReachablePeer) -> PeerLink:

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from math import ceil
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +86,20 @@ def test_with_rounds_in_flight_each_direction_gets_its_own_compute_and_commits_a
         or committed + down >= 0.8 * staleness * seconds
     )
     assert down <= seconds
+
+
+def test_eight_peers_whose_transfers_vary_by_a_tenth_wait_less_than_a_twentieth_of_the_time() -> None:
+    random, rate, took = Random(1), 1e6, []
+    peers = [BandwidthBudget().computed(1.0).sent(10**6, 1.0).received(10**6, 1.0) for _ in range(8)]
+    for _ in range(200):
+        ups = [peer.up / rate * random.gauss(1.0, 0.1) for peer in peers]
+        size = min(peer.down for peer in peers)
+        downs = [size / rate * random.gauss(1.0, 0.1) for _ in peers]
+        took.append(max(1.0, max(ups) + max(downs)))
+        for i, (up, down) in enumerate(zip(ups, downs, strict=True)):
+            peers[i] = peers[i].sent(peers[i].up, up).received(size, down).ended(up + down)
+
+    assert sum(took[100:]) < 100 / 0.95
 
 
 def test_who_waits_for_others_sends_no_less_for_it() -> None:

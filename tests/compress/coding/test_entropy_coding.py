@@ -43,25 +43,38 @@ def test_bytes_that_repeat_only_in_the_middle_are_not_taken_for_untouched() -> N
     assert len(section.data) < 0.98 * section.raw
 
 
+def read_through(section: Section) -> None:
+    stream = Stream(section)
+    stream.read(section.raw)
+    stream.end()
+
+
 @pytest.mark.parametrize(
     "section",
     [
         Section(ZSTD, 10, zstd.compress(b"x" * 11)),
         Section(ZSTD, 10, b"no frame at all"),
+        Section(ZSTD, 10, b""),
         Section(ZSTD, 10, zstd.compress(b"x" * 10)[:-3]),
-        Section(ZSTD, 10, NO_SIZE),
+        Section(ZSTD, 10, zstd.compress(b"0123456789")[:-1]),
         Section(LZ4, 10, lz4.block.compress(b"x" * 11, store_size=False)),
         Section(LZ4, 10, lz4.block.compress(b"x" * 9, store_size=False)),
         Section(LZ4, 10, b"\xff\xff\xff"),
+        Section(LZ4, 10, b""),
+        Section(LZ4, 100, b"\x1fx\0\0\x50" + bytes(6)),
         Section(STORED, 10, b"123456789"),
+        Section(STORED, 10, b"12345678901"),
         Section(3, 10, b"1234567890"),
         Section(7, 0, b""),
+        Section(ZSTD, 10, NO_SIZE),
     ],
     ids=lambda s: f"{s.codec}-{len(s.data)}",
 )
-def test_a_section_that_lies_is_refused(section: Section) -> None:
+def test_a_section_that_lies_is_refused_whole_and_in_pieces(section: Section) -> None:
     with pytest.raises(PacketError):
         expand(section)
+    with pytest.raises(PacketError):
+        read_through(section)
 
 
 def frame(

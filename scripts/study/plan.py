@@ -187,6 +187,12 @@ def of_swarms(counts: tuple[int, ...], **keys: Any) -> tuple[Row, ...]:
     return (*of_peers("averaged exactly", exact, counts), *of_peers("`cocktail`", swarm, counts))
 
 
+def larger(rows: int, rates: tuple[float, ...], peers: int, size: Size, more: str = "") -> SameRate:
+    """Make the table of a batch of so many samples."""
+    batch, swarms = Setting(peers=0, rows=rows), of_swarms((peers,), rows=rows)
+    return SameRate(f"{rows} samples a step{more}", size, batch, rates, swarms)
+
+
 SHORT, HARSH = Size(steps=400), Size(steps=400, base_steps=400)
 SAME_RATE = (
     SameRate(
@@ -200,13 +206,7 @@ SAME_RATE = (
             Row("2, then 8, then 2 peers, `cocktail`", replace(SUM, peers=8, turns="2:8:2")),
         ),
     ),
-    SameRate(
-        "16 samples a step",
-        Size(),
-        Setting(peers=0, rows=16),
-        (2.8e-3, 5.6e-3, 11e-3),
-        of_swarms((16,), rows=16),
-    ),
+    larger(16, (2.8e-3, 5.6e-3, 11e-3), 16, Size()),
     SameRate(
         "8 samples a step, 400 steps",
         SHORT,
@@ -217,20 +217,8 @@ SAME_RATE = (
             Row("2 peers, 1 row and 7, averaged exactly", replace(EXACT, peers=2, shares="1:7")),
         ),
     ),
-    SameRate(
-        "16 samples a step, 400 steps",
-        SHORT,
-        Setting(peers=0, rows=16),
-        (2e-3, 4e-3, 8e-3),
-        of_swarms((16,), rows=16),
-    ),
-    SameRate(
-        "64 samples a step, 400 steps",
-        SHORT,
-        Setting(peers=0, rows=64),
-        (4e-3, 8e-3, 16e-3),
-        of_swarms((8,), rows=64),
-    ),
+    larger(16, (2e-3, 4e-3, 8e-3), 16, SHORT, ", 400 steps"),
+    larger(64, (4e-3, 8e-3, 16e-3), 8, SHORT, ", 400 steps"),
     SameRate(
         "a base of 400 steps, which still learns, 400 steps",
         HARSH,
@@ -249,13 +237,7 @@ SAME_RATE = (
         (7e-4, 1.4e-3, 2.8e-3),
         of_swarms((1, 4, 8)),
     ),
-    SameRate(
-        "16 samples a step, a million parameters, 400 steps",
-        MILLION,
-        Setting(peers=0, rows=16),
-        (1e-3, 2e-3, 4e-3),
-        of_swarms((16,), rows=16),
-    ),
+    larger(16, (1e-3, 2e-3, 4e-3), 16, MILLION, ", a million parameters, 400 steps"),
     SameRate(
         "adapters of rank 8, 400 steps",
         SHORT,

@@ -1,6 +1,7 @@
 """Others' words about stages: hostile bytes are refused, hostile texts are safe to show."""
 
 import pytest
+from hostile_bytes import MSGPACK
 from hostile_words import HOSTILE as WORDS
 from hostile_words import safe, texts_in
 
@@ -14,23 +15,12 @@ from cocktail_cli.extensions.stages.lines import StageMessage, line_probe, stage
 from compress import PacketError
 from transport.protocol import ProtocolError, read_msgpack
 
-DEEP = 200_000
-PACKED = {
-    "maps": b"\x81\xa1a" * DEEP + b"\xc0",
-    "lists": b"\x91" * DEEP + b"\xc0",
-    "deep, and yet parsed": b"\x81\xa1a" + b"\x91" * 200 + b"\xc0",
-    "4 billion values": b"\xdd\xff\xff\xff\xff",
-    "no UTF-8": b"\x81\xa1\xff\x01",
-    "truncated": b"\x82\xa1a",
-    "empty": b"",
-    "no map": b"\x92\x01\x02",
-}
 RINGS = [[{"name": WORDS, "layers": [0, 2]}, {"name": None, "layers": [2, 4]}]]
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", MSGPACK)
 def test_hostile_msgpack_is_no_frame_of_a_stage_and_no_body(name: str) -> None:
-    data = PACKED[name]
+    data = MSGPACK[name]
 
     for read in (activations_of, lambda data: request_of(StageMessage(0, "request", 0, data))):
         with pytest.raises(PacketError):

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from hostile_bytes import JSON, MSGPACK
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -19,34 +20,12 @@ from transport.protocol import (
 )
 from transport.protocol.message_codec import MOST_LEVELS
 
-DEEP = 200_000
-TEXTS = {
-    "objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
-    "lists": b"[" * DEEP + b"]" * DEEP,
-    "both": b'[{"a":' * DEEP + b"1" + b"}]" * DEEP,
+TEXTS = JSON | {
     "deep, and yet parsed": b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}",
-    "unclosed": b"[" * DEEP,
-    "number": b'{"a": ' + b"1" * 10**6 + b"}",
     "infinity": b'{"a": Infinity}',
     "beyond infinity": b'{"a": 1e999}',
     "not a number": b'{"a": NaN}',
-    "no UTF-8": b'{"a": "\xff"}',
     "half a character": b'{"a": "\\ud800"}',
-    "truncated": b'{"a": {"b": 1}, "c',
-    "empty": b"",
-    "no object": b"[1, 2]",
-}
-PACKED = {
-    "maps": b"\x81\xa1a" * DEEP + b"\xc0",
-    "lists": b"\x91" * DEEP + b"\xc0",
-    "deep, and yet parsed": b"\x81\xa1a" + b"\x91" * 200 + b"\xc0",
-    "4 billion values": b"\xdd\xff\xff\xff\xff",
-    "4 billion pairs": b"\xdf\xff\xff\xff\xff",
-    "4 GB of text": b"\xdb\xff\xff\xff\xffa",
-    "no UTF-8": b"\x81\xa1\xff\x01",
-    "truncated": b"\x82\xa1a",
-    "empty": b"",
-    "no map": b"\x92\x01\x02",
 }
 
 
@@ -56,13 +35,13 @@ def test_hostile_json_is_a_protocol_error(name: str) -> None:
         read_json(TEXTS[name], dict[str, Any], "it")
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", MSGPACK)
 def test_hostile_msgpack_is_a_protocol_error(name: str) -> None:
     with pytest.raises(ProtocolError, match=r"^it cannot be read: [^\n]{5,90}$"):
-        read_msgpack(PACKED[name], dict[str, Any], "it")
+        read_msgpack(MSGPACK[name], dict[str, Any], "it")
     for decode in (decode_to_hub, decode_to_peer):
         with pytest.raises(ProtocolError):
-            decode(PACKED[name])
+            decode(MSGPACK[name])
 
 
 def test_values_in_a_struct_are_bounded_too() -> None:

@@ -23,8 +23,16 @@ from compress.errors import NonFiniteError
 from compress.packet import PackedUpdate, Update, decode_packed, longest, write
 from compress.pinned_copy import read_each
 from compress.quantization import BITS, BUDGET, Plans, plan, plans, quantize, seen
-from compress.sampling import Sample, Schedule, most_sampled, schedule
-from compress.sharding import MOST_SHARDS, Shard, cut, rises
+from compress.sampling import (
+    MOST_SHARDS,
+    Sample,
+    Schedule,
+    Shard,
+    cut,
+    most_sampled,
+    rises,
+    schedule,
+)
 
 Kind = Literal["block", "element", "fragment"]
 
@@ -180,6 +188,7 @@ class Cocktail:
             )
         v, m = v.contiguous(), len(v)
         on_device = usable(v.device) if kernels is None else kernels
+        identity = self.topk_ratio == 1 and self.quant_bits == 32  # it keeps zeros and denormals too
         try:
             if self.topk_chunk and self.topk_ratio < 1:
                 # selected on the device of v, quantized on the host
@@ -188,26 +197,23 @@ class Cocktail:
                 del v  # as below
                 places, values = yield at, kept
                 return self._pack(m, topk.sendable(places, values, m))
-            if on_device and m and not self._is_identity:
+            if on_device and m and not identity:
                 made = self._on_device(m, [v], delta.make)
                 del v  # it has no place while the device is waited for
                 if (encoded := (yield from made)) is not None:
                     return encoded
                 v = delta.make().contiguous()
-            return self._encode_on_host(v.cpu().numpy(), compiled(m) if kernels is None else None)
+            x, loops = v.cpu().numpy(), compiled(m) if kernels is None else None
+            if identity or (self.topk_ratio == 1 and topk.none_tiny(x)):
+                return self._pack(m, topk.everything(x), loops)
+            source = loops.Vector(x) if loops else topk.Plain(x)
+            return self._pack(m, topk.largest(source, topk.share_of(m, self.topk_ratio)), loops)
         except NonFiniteError as error:
             raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
 
     def encode_selected(self, m: int, kept: topk.Survivors) -> Encoded:
         """Encode what `topk.largest` selected of a vector of m, from a source of the caller's own."""
         return self._pack(m, kept, compiled(len(kept.values)))
-
-    def _encode_on_host(self, v: np.ndarray, loops: ModuleType | None = None) -> Encoded:
-        # the identity keeps zeros and denormals too
-        if self._is_identity or (self.topk_ratio == 1 and topk.none_tiny(v)):
-            return self._pack(len(v), topk.everything(v), loops)
-        source = loops.Vector(v) if loops else topk.Plain(v)
-        return self._pack(len(v), topk.largest(source, topk.share_of(len(v), self.topk_ratio)), loops)
 
     def _pack(self, m: int, kept: topk.Survivors, loops: ModuleType | None = None) -> Encoded:
         bits, bucket, step = self.quant_bits, self.quant_bucket_size, self.quant_step
@@ -252,7 +258,3 @@ class Cocktail:
                 return self._pack(m, topk.Survivors(at, values), compiled(count))
             look, fitted_there = again or look, fitted_there and again is not None
         return None
-
-    @property
-    def _is_identity(self) -> bool:
-        return self.topk_ratio == 1 and self.quant_bits == 32

@@ -99,6 +99,8 @@ PROBE = 1 << 16
 REPEATS = 0.10  # lz4 shrank the probe to this share: the bytes repeat
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ZSTD_WINDOW_LOG = 23  # 8 MiB
+# a decoder refuses a larger window
+IN_WINDOW: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG}
 LONG_REPEATS: dict[int, int] = {
     zstd.CompressionParameter.compression_level: 1,
     zstd.CompressionParameter.strategy: zstd.Strategy.fast,
@@ -142,7 +144,7 @@ def expand(section: Section) -> bytes | memoryview:
             raw: bytes | memoryview = section.data
         elif section.codec == ZSTD:
             ZstdFrame.of(section)
-            decoder = zstd_decoder()
+            decoder = zstd.ZstdDecompressor(options=IN_WINDOW)
             raw = decoder.decompress(section.data, section.raw + 1)  # one more, for the frame to end
             if not decoder.eof:
                 raise PacketError(f"a zstd section of {len(section.data)} bytes ends early")
@@ -155,11 +157,6 @@ def expand(section: Section) -> bytes | memoryview:
     if len(raw) != section.raw:
         raise PacketError(f"a section gave {len(raw)} bytes, its table entry says {section.raw}")
     return raw
-
-
-def zstd_decoder() -> zstd.ZstdDecompressor:
-    """Return a decoder of one frame, which refuses a window above 8 MiB."""
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG})
 
 
 @dataclass(frozen=True)
@@ -300,7 +297,7 @@ def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
 
 def _from_zstd(section: Section) -> Iterator[bytes]:
     """Decompress one frame block by block (RFC 8878, 3.1.1): given more, a decoder may expand it all."""
-    decoder = zstd_decoder()
+    decoder = zstd.ZstdDecompressor(options=IN_WINDOW)
     at, last = ZstdFrame.of(section).length, False
     yield decoder.decompress(bytes(section.data[:at]))
     while not last:
@@ -430,7 +427,18 @@ def _upper(coded: EncodedPositions, m: int, main: Stream, window: int) -> Iterat
         for start in range(0, m, window):
             yield np.arange(start, min(start + window, m), dtype=np.int64)
     elif coded.kind == GAPS:
-        yield from _sums(coded.shift, m, main, window)
+        total = 0
+        while main.left:
+            part = main.read(window)  # a byte that is not 255 ends a gap
+            sums = np.cumsum(part, dtype=np.int64)
+            sums += total
+            total = int(sums[-1])
+            if total << coded.shift > m:  # before a sum could overflow
+                raise PacketError(f"gaps that lead out of a vector of {m:,}")
+            escapes = part == 255
+            yield sums[~escapes] if escapes.any() else sums
+            if escapes[-1] and not main.left:
+                raise PacketError("gaps that end in an escape")
     elif coded.kind in (MASK, ELIAS_FANO):
         start = 0
         while main.left:
@@ -441,22 +449,6 @@ def _upper(coded: EncodedPositions, m: int, main: Stream, window: int) -> Iterat
         width = 4 if m <= 1 << 32 else 8
         while main.left:
             yield main.read(window * width).view(f"<u{width}").astype(np.int64)
-
-
-def _sums(shift: int, m: int, main: Stream, window: int) -> Iterator[np.ndarray]:
-    """Sum up the bytes of gaps; a byte that is not 255 ends a gap."""
-    total = 0
-    while main.left:
-        part = main.read(window)
-        sums = np.cumsum(part, dtype=np.int64)
-        sums += total
-        total = int(sums[-1])
-        if total << shift > m:  # before a sum could overflow
-            raise PacketError(f"gaps that lead out of a vector of {m:,}")
-        escapes = part == 255
-        yield sums[~escapes] if escapes.any() else sums
-        if escapes[-1] and not main.left:
-            raise PacketError("gaps that end in an escape")
 
 
 def _compiled_gaps(main: Stream, k: int, window: int, loops: ModuleType) -> Iterator[np.ndarray]:
@@ -494,14 +486,15 @@ def section_sizes(kind: int, shift: int, m: int, k: int) -> tuple[range, int]:
         raise PacketError(f"all positions of {m:,}, yet {k:,} values")
     if k << shift > m and shift:
         raise PacketError(f"{shift} low bits apart for {k:,} positions of {m:,}")
+    low = -(-k * shift // 8)
     if kind == ALL:
         return _just(0), 0
     if kind == GAPS:
-        return range(k, k + (m >> shift) // 255 + 1), _low_bytes(k, shift)
+        return range(k, k + (m >> shift) // 255 + 1), low
     if kind == MASK:
         return _just(-(-m // 8)), 0
     if kind == ELIAS_FANO:
-        return _just(-(-(k + (m >> shift) + 1) // 8)), _low_bytes(k, shift)
+        return _just(-(-(k + (m >> shift) + 1) // 8)), low
     return _just(k * (4 if m <= 1 << 32 else 8)), 0
 
 
@@ -511,11 +504,11 @@ def longest_positions(m: int, k: int) -> int:
         return 0
     if k <= FEW:  # the shorter of two, of whatever is tried
         shift = (m // k).bit_length() - 1
-        return min(k * (4 if m <= 1 << 32 else 8), -(-(k + (m >> shift) + 1) // 8) + _low_bytes(k, shift))
+        return min(k * (4 if m <= 1 << 32 else 8), -(-(k + (m >> shift) + 1) // 8) + -(-k * shift // 8))
     if k > CROWDED * m:
         return -(-m // 8)
     shift = _gap_shift(m, k)
-    return k + (m >> shift) // 255 + _low_bytes(k, shift)
+    return k + (m >> shift) // 255 + -(-k * shift // 8)
 
 
 def borders(m: int) -> Iterator[int]:
@@ -580,10 +573,6 @@ def _elias_fano(positions: np.ndarray, m: int) -> EncodedPositions:
 def _plain(positions: np.ndarray, m: int) -> EncodedPositions:
     main = positions.astype("<u4" if m <= 1 << 32 else "<u8")
     return EncodedPositions(PLAIN, 0, shrink(main.data.cast("B")), shrink(b""))
-
-
-def _low_bytes(k: int, shift: int) -> int:
-    return -(-k * shift // 8)
 
 
 def _just(n: int) -> range:

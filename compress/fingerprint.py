@@ -25,37 +25,36 @@ def fingerprint(x: torch.Tensor, start: int = 0) -> int:
     start: offset of x in a longer vector. The fingerprints of the parts of a vector add up, modulo 2**64,
     to that of the whole.
     """
-    bits = _bits(x.to(_sums_on(x.device)))
+    bits = _bits(x)
     head = min(-start % ROW, len(bits))  # what is left of the row that it starts in
     first = (start + head) // ROW
     full = (len(bits) - head) // ROW
-    down = _down(first + full + 1, torch.device("cpu"))
-    total = _within(bits[:head], start, down)
+    across, down = fingerprint_tables((first + full + 1) * ROW, bits.device)
+    total = _within(bits[:head], start, across, down)
     if full:
         rows = bits[head : head + full * ROW].view(full, ROW)
-        total += int((_inner(rows) * down[first : first + full].to(bits.device)).sum())
-    total += _within(bits[head + full * ROW :], (first + full) * ROW, down)
+        total += int((_inner(rows, across) * down[first : first + full]).sum())
+    total += _within(bits[head + full * ROW :], (first + full) * ROW, across, down)
     return total & 0xFFFFFFFFFFFFFFFF
 
 
-def _within(bits: torch.Tensor, start: int, down: torch.Tensor) -> int:
+def _within(bits: torch.Tensor, start: int, across: torch.Tensor, down: torch.Tensor) -> int:
     """Sum a part of one row."""
     row, at = divmod(start, ROW)
-    across = _across(bits.device)[at : at + len(bits)]
-    return int((_long(bits) * across).sum()) * int(down[row])
+    return int((_long(bits) * across[at : at + len(bits)]).sum()) * int(down[row])
 
 
-def _inner(rows: torch.Tensor) -> torch.Tensor:
+def _inner(rows: torch.Tensor, across: torch.Tensor) -> torch.Tensor:
     """Multiply each row with A: (r, 65536) int32 -> (r,) int64, in blocks: no int64 copy of all."""
     out = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
     if rows.device.type == "cpu":
-        across, pattern = _across(rows.device).numpy(), rows.numpy().view(np.uint32)
+        weights, pattern = across.numpy(), rows.numpy().view(np.uint32)
         for i in range(len(rows)):
-            out[i] = int(np.dot(pattern[i].astype(np.int64), across))  # wraps modulo 2**64, as C does
+            out[i] = int(np.dot(pattern[i].astype(np.int64), weights))  # wraps modulo 2**64, as C does
         return out
     for start in range(0, len(rows), ROWS_AT_ONCE):
         block = rows[start : start + ROWS_AT_ONCE]
-        out[start : start + len(block)] = _long(block).mul_(_across(rows.device)).sum(1)
+        out[start : start + len(block)] = _long(block).mul_(across).sum(1)
     return out
 
 
@@ -69,49 +68,40 @@ def fingerprint_change(
 
     Returns () int64, to be added modulo 2**64, on the device of `old`, which nobody waits for.
     """
-    device = _sums_on(old.device)
+    was, now = _bits(old), _bits(new)
+    device = was.device
     total = torch.zeros((), dtype=torch.int64, device=device)
-    across, down = _across(device), _down(-(-n // ROW), device)
+    across, down = fingerprint_tables(n, device)
     for start in range(0, len(coordinates), AT_ONCE):
         here = slice(start, start + AT_ONCE)
         where = coordinates[here].to(device, torch.int64)
         weight = across[where & (ROW - 1)] * down[where >> 16]
-        change = _long(_bits(new[here].to(device))).sub_(_long(_bits(old[here].to(device))))
+        change = _long(now[here]).sub_(_long(was[here]))
         total += weight.mul_(change).sum()
     return total
 
 
-def fingerprint_tables(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A and B for a vector of n numbers, on the host, for a loop that is compiled."""
-    cpu = torch.device("cpu")
-    return _across(cpu), _down(-(-n // ROW), cpu)
-
-
-def _sums_on(device: torch.device) -> torch.device:
-    """Return where int64 products wrap as they should: on Apple's GPUs that is not verified."""
-    return device if device.type in ("cpu", "cuda") else torch.device("cpu")
+def fingerprint_tables(n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return A and B for a vector of n numbers."""
+    rows = -(-n // ROW)
+    whole = 1 << max(rows - 1, 1).bit_length()  # powers of two: few in the cache
+    return _odd(ROW, 0x636F636B7461696C, device), _odd(whole, 0x7368616B656E2121, device)[:rows]
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
+    """View the FP32 patterns of a flat vector as int32, where they can be summed up."""
     if x.dtype != torch.float32 or x.dim() != 1:
         raise ValueError(
             f"a fingerprint is of a flat float32 vector, this is {x.dtype} of shape {tuple(x.shape)}"
         )
-    return x.detach().contiguous().view(torch.int32)
+    # on the host where it is not verified that int64 products wrap as they should, as on Apple's GPUs
+    there = x if x.device.type in ("cpu", "cuda") else x.cpu()
+    return there.detach().contiguous().view(torch.int32)
 
 
 def _long(bits: torch.Tensor) -> torch.Tensor:
     """Widen int32 patterns to unsigned numbers in int64."""
     return bits.to(torch.int64).bitwise_and_(0xFFFFFFFF)
-
-
-def _across(device: torch.device) -> torch.Tensor:
-    return _odd(ROW, 0x636F636B7461696C, device)
-
-
-def _down(rows: int, device: torch.device) -> torch.Tensor:
-    whole = 1 << max(rows - 1, 1).bit_length()  # powers of two: few in the cache
-    return _odd(whole, 0x7368616B656E2121, device)[:rows]
 
 
 @lru_cache(maxsize=16)

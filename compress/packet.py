@@ -1,4 +1,5 @@
-"""The bytes of a packet, and the update that they mean, the same bits on every device.
+"""The bytes of a packet, and the update that they mean, the same bits on every device; and the packets of all
+shards as one.
 
 A packet is a fixed header, a table of levels and five sections; FORMAT.md has them one by one.
 `decode_windows` reads the sections as streams, so its memory does not grow with the packet. `decode`
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -149,33 +151,26 @@ def longest(m: int, k: int, bits: int, bucket: int) -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """The fields of a packet, checked against each other, and its sections, still compressed."""
+    """The fields of a packet, checked against each other, and its sections, compressed or expanded."""
 
     quant_bits: int
     k: int
     quant_bucket_size: int
-    kind: int  # of the positions
-    shift: int
+    positions: EncodedPositions
     levels: np.ndarray  # (2**(quant_bits-1),) uint16; empty at 16 and 32 bits
-    sections: list[Section]
-
-    @property
-    def positions(self) -> EncodedPositions:
-        return EncodedPositions(self.kind, self.shift, *self.sections[:2])
+    sections: list[Section]  # behind the positions: codes, low and high bytes of the scales
 
     def expanded(self) -> Header:
         """Decompress every section into memory."""
-        whole = [Section(STORED, s.raw, memoryview(expand(s))) for s in self.sections]
-        return replace(self, sections=whole)
+        every = (self.positions.main, self.positions.low, *self.sections)
+        main, low, *others = (Section(STORED, s.raw, memoryview(expand(s))) for s in every)
+        return replace(self, positions=replace(self.positions, main=main, low=low), sections=others)
 
     def codes(self) -> Codes:
         """Return all codes of an expanded header. Errors: PacketError: a scale is refused."""
-        packed, low, high = (np.frombuffer(section.data, np.uint8) for section in self.sections[2:])
-        return self.window(self.k, packed, self.scales(low, high))
-
-    def window(self, count: int, packed: np.ndarray, scales: np.ndarray) -> Codes:
-        """Return `count` of the packet's codes, with the scales of their buckets."""
-        return Codes(self.quant_bits, self.quant_bucket_size, count, packed, self.levels, scales)
+        packed, low, high = (np.frombuffer(section.data, np.uint8) for section in self.sections)
+        scales = self.scales(low, high)
+        return Codes(self.quant_bits, self.quant_bucket_size, self.k, packed, self.levels, scales)
 
     def scales(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """Return the BF16 patterns of some scales, from their low and high bytes.
@@ -205,8 +200,13 @@ def read_header(packet: Bytes, m: int, checksum: bool = True) -> Header:
     magic, version, bits, crc = HEAD.unpack_from(front)
     if magic != MAGIC or version != VERSION:
         raise PacketError(f"begins with {magic!r} version {version}, expected {MAGIC!r} version {VERSION}")
-    if checksum and _checksum(packet) != crc:
-        raise PacketError("its checksum does not match: damaged on the way")
+    if checksum:
+        found = 0
+        for start in range(HEAD.size, len(packet), CRC_BLOCK):
+            part = packet[start : start + CRC_BLOCK]
+            found = zlib.crc32(part if isinstance(part, memoryview) else bytes(part), found)
+        if found != crc:
+            raise PacketError("its checksum does not match: damaged on the way")
     length, k, main, bucket, kind, shift, zero = BODY.unpack_from(front, HEAD.size)
     if length != m or not k <= m < MOST:
         raise PacketError(f"{k:,} values of {length:,}, expected a sampled vector of {m:,}")
@@ -228,15 +228,8 @@ def read_header(packet: Bytes, m: int, checksum: bool = True) -> Header:
     if start != len(packet):
         raise PacketError(f"{len(packet)} bytes, its table of sections adds up to {start}")
     levels = np.frombuffer(front, "<u2", table_size(bits), LEVELS)
-    return Header(bits, k, bucket, kind, shift, levels, sections)
-
-
-def _checksum(packet: Bytes) -> int:
-    crc = 0
-    for start in range(HEAD.size, len(packet), CRC_BLOCK):
-        part = packet[start : start + CRC_BLOCK]
-        crc = zlib.crc32(part if isinstance(part, memoryview) else bytes(part), crc)
-    return crc
+    positions = EncodedPositions(kind, shift, *sections[:2])
+    return Header(bits, k, bucket, positions, levels, sections[2:])
 
 
 # ---- decoding ----------------------------------------------------------------------------------------------
@@ -269,7 +262,7 @@ def decode(
 
 def decode_expanded(header: Header, m: int, loops: ModuleType | None) -> Update:
     """Decode a packet whose sections are in memory, on the host: in one window."""
-    values = _finite_values(header.codes())
+    values = dequantize(header.codes())
     whole = (m + 8) & ~7  # a window that holds every position
     windows = list(decode_positions(header.positions, m, header.k, whole, loops))
     positions = windows[0] if windows else np.empty(0, np.int64)
@@ -289,8 +282,8 @@ def decode_windows(packet: Bytes, m: int, at_most: int = WINDOW) -> Iterator[Upd
 def window_memory(packet: Bytes, m: int, at_most: int = WINDOW) -> int:
     """Return about how many bytes of memory `decode_windows` takes at once. Errors: PacketError."""
     header = read_header(packet, m, checksum=False)
-    positions, low, codes, *scales = header.sections
-    sections = [positions, low, *[codes] * PLANES.get(header.quant_bits, 1), *scales]
+    positions, (codes, *scales) = header.positions, header.sections
+    sections = [positions.main, positions.low, *[codes] * PLANES.get(header.quant_bits, 1), *scales]
     return EACH * min(at_most, max(header.k, 8)) + sum(held(section) for section in sections)
 
 
@@ -305,13 +298,13 @@ def _windows(header: Header, m: int, window: int) -> Iterator[Update]:
 def _values(header: Header, window: int) -> Iterator[np.ndarray]:
     """Decode the values: (window,) float32 each, the last one shorter. Checks scales and finiteness."""
     bits, bucket, k = header.quant_bits, header.quant_bucket_size, header.k
-    codes = header.sections[2]
+    codes, *halves = header.sections
     widths, starts = [bits], [0]  # bits of a value in each plane, and the byte where the plane begins
     if bits in PLANES:
         widths = [1, 2] if bits == 3 else [8] * PLANES[bits]
         starts = [0, -(-k // 8)] if bits == 3 else [i * k for i in range(len(widths))]
     planes = [Stream(codes, start) for start in starts]
-    low, high = (Stream(section) for section in header.sections[3:])
+    low, high = (Stream(section) for section in halves)
     scales = np.empty(0, np.uint16)  # of the buckets that reach into the window
     for start in range(0, k, window):
         count, inside = min(window, k - start), start % bucket  # values of the first bucket passed already
@@ -321,16 +314,9 @@ def _values(header: Header, window: int) -> Iterator[np.ndarray]:
             scales = scales[-1:] if inside else scales[:0]
             more = -(-(inside + count) // bucket) - len(scales)
             scales = np.concatenate([scales, header.scales(low.read(more), high.read(more))])
-        yield _finite_values(header.window(count, packed, scales), inside)
+        yield dequantize(Codes(bits, bucket, count, packed, header.levels, scales), inside)
     for stream in (planes[-1], low, high):
         stream.end()
-
-
-def _finite_values(codes: Codes, inside: int = 0) -> np.ndarray:
-    values = dequantize(codes, inside)
-    if codes.quant_bits == 32 and not np.isfinite(values).all():
-        raise PacketError("a value that is not finite")
-    return values
 
 
 # ---- updates kept packed -----------------------------------------------------------------------------------
@@ -445,14 +431,14 @@ def decode_packed(packet: bytes, m: int, most: int | None = None) -> PackedUpdat
     if most is not None and header.k > most:
         raise PacketError(f"{header.k:,} values of {m:,}, of which at most {most:,} are sent")
     header = header.expanded()
-    bits, bucket, main = header.quant_bits, header.quant_bucket_size, header.sections[0]
-    plain = header.kind == ALL or (header.kind == GAPS and header.shift == 0 and header.k)
+    bits, bucket, at = header.quant_bits, header.quant_bucket_size, header.positions
+    plain = at.kind == ALL or (at.kind == GAPS and at.shift == 0 and header.k)
     if loops is None or not plain or bits not in (1, 2, 4, 8) or bucket * bits % 8:
         return decode_expanded(header, m, loops)
-    gaps, far, longer = bytes_and_escapes(np.frombuffer(main.data, np.uint8))
+    gaps, far, longer = bytes_and_escapes(np.frombuffer(at.main.data, np.uint8))
     before = np.empty(-(-len(gaps) // STRIDE) + 1, np.int64)
-    if header.kind == GAPS:
-        if len(gaps) != header.k or main.data[-1] == 255:
+    if at.kind == GAPS:
+        if len(gaps) != header.k or at.main.data[-1] == 255:
             return decode_expanded(header, m, loops)  # refuses it
         gaps = _in_words(gaps)
         loops.strides(gaps, STRIDE, far, longer, before)
@@ -470,3 +456,51 @@ def _in_words(part: np.ndarray) -> np.ndarray:
     words = part if part.ctypes.data % 8 == 0 else part.copy()
     words.flags.writeable = False
     return words
+
+
+# ---- packets of several shards -----------------------------------------------------------------------------
+
+# "CS", version 1, 0 | S, u32 | S lengths, u64 each | the packets, one after the other. A length of 0: this
+# shard has not moved. A vector of one shard is its packet as it stands, unless it has not moved either.
+JOINED, JOINED_VERSION = b"CS", 1
+JOINED_HEAD = struct.Struct("<2sBBI")  # magic, version, zero, shards
+
+B = TypeVar("B", bound=Bytes)
+
+
+def join(packets: Sequence[bytes]) -> bytes:
+    """Join the packets of all shards, in order; an empty one says that its shard has not moved."""
+    if len(packets) == 1 and packets[0]:
+        return packets[0]
+    head = JOINED_HEAD.pack(JOINED, JOINED_VERSION, 0, len(packets))
+    return b"".join([head, struct.pack(f"<{len(packets)}Q", *map(len, packets)), *packets])
+
+
+def joined_size(sizes: Sequence[int]) -> int:
+    """Return the most bytes of a packet that joins those of shards, which have at most these each."""
+    return JOINED_HEAD.size + 8 * len(sizes) + sum(sizes)
+
+
+def split(packet: B, count: int) -> list[B]:
+    """Split what was joined, of `count` shards, which the receiver knows. Errors: PacketError."""
+    if count == 1 and bytes(packet[: len(JOINED)]) != JOINED:
+        return [packet]
+    start = JOINED_HEAD.size + 8 * count
+    front = bytes(packet[:start])
+    if len(front) < start:
+        raise PacketError(f"{len(packet):,} bytes, the packets of {count:,} shards have at least {start:,}")
+    magic, version, zero, shards = JOINED_HEAD.unpack_from(front)
+    if (magic, version, zero) != (JOINED, JOINED_VERSION, 0):
+        said = f"begins with {magic!r} version {version}, reserved field {zero}"
+        raise PacketError(f"{said}, expected {JOINED!r} version {JOINED_VERSION} of {count:,} shards")
+    if shards != count:
+        raise PacketError(f"the packets of {shards:,} shards, expected {count:,}")
+    lengths = struct.unpack_from(f"<{count}Q", front, JOINED_HEAD.size)
+    if start + sum(lengths) != len(packet):
+        whole = start + sum(lengths)
+        raise PacketError(f"{len(packet):,} bytes, its table of shards adds up to {whole:,}")
+    parts = []
+    for length in lengths:
+        parts.append(packet[start : start + length])
+        start += length
+    return parts

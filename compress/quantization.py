@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from compress.coding import lookup, pack
+from compress.errors import PacketError
 from compress.pinned_copy import array_brought
 
 # ---- levels ------------------------------------------------------------------------------------------------
@@ -139,7 +140,14 @@ class Fitting:
         # running totals of mass, moment and square, (3, n, BINS + 1)
         self.sums = self.xp.concatenate([0 * moments[:, :, :1], moments.cumsum(2)], 2)
         self.all, self.rows = self.sums[:, :, -1:], self.xp.arange(len(weight), device=weight.device)[:, None]
-        self.level = self._companded(count)  # (n, count)
+        # begin near the optimum: levels as dense as the cube root of the density (Panter and Dite 1951)
+        width = centre.clip(centre[1])  # of a bin, but for a factor
+        reach = ((weight / width) ** (1 / 3) * width).cumsum(1)
+        wanted = (self.xp.arange(count, device=centre.device) + 0.5) / count * reach[:, -1:]
+        above = _places(reach, wanted).clip(1, BINS - 1)
+        low, high = reach[self.rows, above - 1], reach[self.rows, above]
+        part = ((wanted - low) / (high - low)).clip(0, 1)
+        self.level = centre[above - 1] + part * (centre[above] - centre[above - 1])  # (n, count)
         self.share = self.xp.zeros_like(self.level)  # of the mass
 
     def improve(self, rounds: int) -> None:
@@ -221,17 +229,6 @@ class Fitting:
         """Return the share of the energy that is lost, (n, 1)."""
         return self.error() * self.all[0] / self.all[2]
 
-    def _companded(self, count: int) -> Array:
-        """Start near the optimum: levels as dense as the cube root of the density (Panter and Dite 1951)."""
-        centre, rows = self.centre, self.rows
-        width = centre.clip(centre[1])  # of a bin, but for a factor
-        reach = ((self.weight / width) ** (1 / 3) * width).cumsum(1)
-        wanted = (self.xp.arange(count, device=centre.device) + 0.5) / count * reach[:, -1:]
-        above = _places(reach, wanted).clip(1, BINS - 1)
-        low, high = reach[rows, above - 1], reach[rows, above]
-        part = ((wanted - low) / (high - low)).clip(0, 1)
-        return centre[above - 1] + part * (centre[above] - centre[above - 1])
-
 
 def far(y: np.ndarray, levels: Levels) -> np.ndarray:
     """Find the buckets with an outlier: rows of y (rows, bucket) with a magnitude far above the top level."""
@@ -311,26 +308,69 @@ def quantize(
     loops: ModuleType | None = None,  # `compress.numba_loops`: the same codes
     step: float = 0.0,  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
 ) -> Codes:
-    """Quantize values to codes, scales and levels."""
+    """Quantize values to codes, scales and levels: below 16 bits each magnitude, over its bucket's scale, to
+    the nearest level."""
     k = len(values)
     if bits == 32 or k == 0:
         return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
     if bits == 16:
         return _evenly(values, bucket)
-    return _to_levels(values, plan(seen(values, bucket), bits, step), bits, bucket, loops)
+    how = plan(seen(values, bucket), bits, step)
+    codes, scales = np.empty(k, np.uint8), np.empty(-(-k // bucket), np.float32)
+    outside = np.zeros(len(scales), bool)  # buckets with an outlier
+    rows = max(CHUNK // bucket, 1)  # at a time
+    for first in range(0, len(scales), rows):
+        part, here = slice(first, first + rows), slice(first * bucket, (first + rows) * bucket)
+        if loops:
+            _, scales[part] = _magnitudes(values[here], bucket, how.by_largest)
+            inverse, by_bin = _inverse(scales[part]), how.levels.by_bin
+            ranges = SHIFT, LOWEST, int(how.levels.beyond.view(np.int32))
+            loops.nearest(values[here], inverse, bucket, by_bin, *ranges, codes[here], outside[part])
+        else:
+            y, scales[part] = _normalized(values[here], bucket, how.by_largest)
+            codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
+            outside[first + far(y, how.levels)] = True
+    outlying = np.flatnonzero(outside) if bits > 1 and not how.by_largest else np.empty(0, np.int64)
+    for first in range(0, len(outlying), rows):  # once more, with a scale that serves them better
+        some = outlying[first : first + rows]
+        index = some[:, None] * bucket + np.arange(bucket)
+        inside = index < k
+        y = np.where(inside, np.abs(values.take(index, mode="clip")), np.float32(0))
+        y *= _inverse(scales[some])[:, None]
+        wider = bf16(scales[some] * stretch(y, how.levels), up=False)
+        y *= (scales[some] / wider)[:, None]
+        scales[some] = wider
+        codes[index[inside]] = how.levels.nearest(y)[inside]
+    return Codes(bits, bucket, k, _join(codes, values, bits, loops), *how.packed(scales))
 
 
 def dequantize(codes: Codes, inside: int = 0) -> np.ndarray:
-    """Compute the values, (k,) float32, exactly: the only arithmetic is an integer times a scale.
+    """Compute the values, (k,) float32, exactly: the only arithmetic is an integer, (-1)**sign * level, times
+    a scale.
 
     inside: how many values of the first bucket precede these codes, where they are a window of a packet.
+
+    Errors: PacketError: a value of 32 bits is not finite.
     """
     bits, bucket, count = codes.quant_bits, codes.quant_bucket_size, codes.count
     if bits == 32:
-        return planes(codes.packed, -4).view(np.float32)
+        values = planes(codes.packed, -4).view(np.float32)
+        if not np.isfinite(values).all():
+            raise PacketError("a value that is not finite")
+        return values
     if count == 0:
         return np.empty(0, np.float32)
-    values, scales = signed_levels(codes.packed, codes.levels, bits, count), widen(codes.scales)
+    if bits == 16:
+        words = planes(codes.packed, -2).view("<u2")
+        values = (words & np.uint16(0x7FFF)).astype(np.float32)
+        np.negative(values, out=values, where=words >= 0x8000)
+    elif bits == 3:
+        signs = -(-count // 8)
+        values = lookup(np.array([1, -1], np.float32), codes.packed[:signs], 1)[:count]
+        values = values * lookup(codes.levels.astype(np.float32), codes.packed[signs:], 2)[:count]
+    else:
+        values = lookup(signed_table(codes.levels), codes.packed, bits)[:count]
+    scales = widen(codes.scales)
     first = min(-inside % bucket, count)  # the rest of a bucket, whole buckets, the beginning of one
     whole = (count - first) // bucket
     last = first + whole * bucket
@@ -339,19 +379,6 @@ def dequantize(codes: Codes, inside: int = 0) -> np.ndarray:
     values[first:last].reshape(-1, bucket)[:] *= scales[begin : begin + whole, None]
     values[last:] *= scales[-1]
     return values
-
-
-def signed_levels(packed: np.ndarray, levels: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Compute (-1)**sign * level of `count` packed codes of 1 to 16 bits, (count,) float32."""
-    if bits == 16:
-        words = planes(packed, -2).view("<u2")
-        signed = (words & np.uint16(0x7FFF)).astype(np.float32)
-        return np.negative(signed, out=signed, where=words >= 0x8000)
-    if bits == 3:
-        signs = -(-count // 8)
-        signed = lookup(np.array([1, -1], np.float32), packed[:signs], 1)[:count]
-        return signed * lookup(levels.astype(np.float32), packed[signs:], 2)[:count]
-    return lookup(signed_table(levels), packed, bits)[:count]
 
 
 def signed_table(levels: np.ndarray) -> np.ndarray:
@@ -396,19 +423,14 @@ class Plan:
     levels: Levels
     by_largest: bool  # the scale of a bucket is its largest magnitude; otherwise their mean
 
-    @property
-    def unit(self) -> int:
-        """The table counts in scale / 2**unit, so that its top level fills 16 bits."""
-        return 15 - math.ceil(math.log2(self.levels.at[-1]))
+    def packed(self, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the levels, (2**(bits-1),) uint16, and the BF16 patterns of scales, (n,) float32 -> uint16.
 
-    @property
-    def table(self) -> np.ndarray:
-        """The levels as the packet holds them, (2**(bits-1),) uint16."""
-        return np.rint(self.levels.at * 2.0**self.unit).astype(np.uint16)
-
-    def patterns(self, scale: np.ndarray) -> np.ndarray:
-        """Convert scales, (n,) float32, to BF16 patterns, (n,) uint16, as the packet holds them."""
-        return _patterns(scale * np.float32(2.0**-self.unit), self.table)
+        The levels count in scale / 2**unit, so that the top one fills 16 bits.
+        """
+        unit = 15 - math.ceil(math.log2(self.levels.at[-1]))
+        table = np.rint(self.levels.at * 2.0**unit).astype(np.uint16)
+        return table, _patterns(scale * np.float32(2.0**-unit), table)
 
 
 Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
@@ -495,53 +517,26 @@ def plans(rows: torch.Tensor, bits: int, step: float = 0.0) -> Plans:
     return Plans(at[chosen], by_bin[chosen], by_largest, settled[chosen])
 
 
-def _to_levels(values: np.ndarray, how: Plan, bits: int, bucket: int, loops: ModuleType | None) -> Codes:
-    """Quantize to the nearest of the plan's levels, each magnitude over the scale of its bucket."""
-    k = len(values)
-    codes, scales = np.empty(k, np.uint8), np.empty(-(-k // bucket), np.float32)
-    outside = np.zeros(len(scales), bool)  # buckets with an outlier
-    step = max(CHUNK // bucket, 1)
-    for first in range(0, len(scales), step):
-        part, here = slice(first, first + step), slice(first * bucket, (first + step) * bucket)
-        if loops:
-            scales[part] = _scale(_magnitudes(values[here], bucket), len(values[here]), how.by_largest)
-            inverse, by_bin = _inverse(scales[part]), how.levels.by_bin
-            ranges = SHIFT, LOWEST, int(how.levels.beyond.view(np.int32))
-            loops.nearest(values[here], inverse, bucket, by_bin, *ranges, codes[here], outside[part])
-        else:
-            y, scales[part] = _normalized(values[here], bucket, how.by_largest)
-            codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
-            outside[first + far(y, how.levels)] = True
-    outlying = np.flatnonzero(outside) if bits > 1 and not how.by_largest else np.empty(0, np.int64)
-    for first in range(0, len(outlying), step):  # once more, with a scale that serves them better
-        rows = outlying[first : first + step]
-        index = rows[:, None] * bucket + np.arange(bucket)
-        inside = index < k
-        y = np.where(inside, np.abs(values.take(index, mode="clip")), np.float32(0))
-        y *= _inverse(scales[rows])[:, None]
-        wider = bf16(scales[rows] * stretch(y, how.levels), up=False)
-        y *= (scales[rows] / wider)[:, None]
-        scales[rows] = wider
-        codes[index[inside]] = how.levels.nearest(y)[inside]
-    return Codes(bits, bucket, k, _join(codes, values, bits, loops), how.table, how.patterns(scales))
-
-
 def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.ndarray, np.ndarray]:
     """Compute magnitudes over the scale of their bucket, (rows, bucket), and the BF16 scales, (rows,)."""
-    y = _magnitudes(values, bucket)
-    scale = _scale(y, len(values), by_largest)
+    y, scale = _magnitudes(values, bucket, by_largest)
     y *= _inverse(scale)[:, None]
     return y, scale
 
 
-def _scale(magnitudes: np.ndarray, k: int, by_largest: bool) -> np.ndarray:
-    """Compute the scale of each bucket, (rows,) float32; magnitudes: (rows, bucket), k of them real."""
-    return bf16(magnitudes.max(1) if by_largest else _means(magnitudes, k), up=by_largest)
-
-
-def _magnitudes(values: np.ndarray, bucket: int) -> np.ndarray:
+def _magnitudes(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Compute magnitudes, one bucket a row, (rows, bucket), and the BF16 scale of each, (rows,) float32."""
     y = _rows(values, bucket)
-    return np.abs(y, out=y)
+    np.abs(y, out=y)
+    if by_largest:
+        return y, bf16(y.max(1), up=True)
+    real = bucket - (y.size - len(values))  # in the last row
+    with np.errstate(over="ignore"):  # `bf16` takes care of it
+        means = y.mean(1)
+        if not np.isfinite(means).all():  # values near 1e38
+            means = y.mean(1, dtype=np.float64).astype(np.float32)
+        means[-1] *= np.float32(bucket / real)
+    return y, bf16(means, up=False)
 
 
 def _evenly(values: np.ndarray, bucket: int) -> Codes:
@@ -581,17 +576,6 @@ def _rows(values: np.ndarray, bucket: int) -> np.ndarray:
     flat[: len(values)] = values
     flat[len(values) :] = 0
     return rows
-
-
-def _means(rows: np.ndarray, k: int) -> np.ndarray:
-    """Average the real elements of each row, (rows,) float32; `bf16` takes care of overflow."""
-    real = rows.shape[1] - (rows.size - k)  # in the last row
-    with np.errstate(over="ignore"):
-        means = rows.mean(1)
-        if not np.isfinite(means).all():  # values near 1e38
-            means = rows.mean(1, dtype=np.float64).astype(np.float32)
-        means[-1] *= np.float32(rows.shape[1] / real)
-    return means
 
 
 def _inverse(scale: np.ndarray) -> np.ndarray:

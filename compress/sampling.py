@@ -1,6 +1,8 @@
 """The sampling schedule: the coordinates of a round, which every peer derives from (seed, round) alone.
 
-The n coordinates are cut into units: blocks of `block_size` neighbours, or single elements. A seeded
+A long vector is cut into shards: ranges that are sampled, compressed and aggregated each on its own.
+
+The n coordinates of a shard form units: blocks of `block_size` neighbours, or single elements. A seeded
 permutation puts the units on a ring, and each round visits the next p of it:
 
     ring:   | round 0 | round 1 | round 2 | rou|nd 3 | round 4 ...        p = 0.3: round 3 wraps around
@@ -23,9 +25,10 @@ in any version, because no library's random numbers are involved.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -69,29 +72,25 @@ def mix32(x: Any, key: int) -> Any:
     return x ^ (x >> 16)
 
 
-def permute(places: Any, n: int, key: list[int]) -> Any:
-    """Return the unit at each place: a bijection for a fixed n and key.
+def permute(places: Any, n: int, key: list[int], sign: int = 1) -> Any:
+    """Return the unit at each place: a bijection for a fixed n and key. It walks on from each number until it
+    lands inside 0 .. n - 1; sign -1: back, so units give their places.
 
     places: int64 array or tensor with values in [0, n); n < 2**60.
     """
-    return _within(n, places, list(enumerate(key)), 1)
-
-
-def place_of(units: Any, n: int, key: list[int]) -> Any:
-    """Invert `permute`: return the place of each unit. units: int64 array or tensor, in [0, n)."""
-    return _within(n, units, list(enumerate(key))[::-1], -1)
-
-
-def _within(n: int, start: Any, steps: list[tuple[int, int]], sign: int) -> Any:
-    """Walk from each number of `start` until it lands inside 0 .. n - 1."""
-    rows = math.isqrt(n - 1) + 1 if n > 1 else 1
+    rows, steps = math.isqrt(n - 1) + 1 if n > 1 else 1, [*enumerate(key)][::sign]
     columns = -(-n // rows)
-    there = _walk(start, rows, columns, steps, sign)
+    there = _walk(places, rows, columns, steps, sign)
     out = there >= n
     while out.any():  # a x b exceeds n by less than 2 sqrt(n): few walk twice
         there[out] = _walk(there[out], rows, columns, steps, sign)
         out = there >= n
     return there
+
+
+def place_of(units: Any, n: int, key: list[int]) -> Any:
+    """Invert `permute`: return the place of each unit. units: int64 array or tensor, in [0, n)."""
+    return permute(units, n, key, -1)
 
 
 def _walk(at: Any, rows: int, columns: int, steps: list[tuple[int, int]], sign: int) -> Any:
@@ -111,6 +110,65 @@ def _turned(at: Any, by: Any, size: int, sign: int) -> Any:
         return at - size * (at >= size)
     at = at - by  # in (-size, size)
     return at + size * (at < 0)
+
+
+# ---- shards ------------------------------------------------------------------------------------------------
+
+MOST_SHARDS = 1024  # of a vector
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A range of the vector: the coordinates start .. stop - 1."""
+
+    number: int
+    start: int
+    stop: int
+    seed: int  # of its samples
+    offset: int = 0  # of `within`: start + offset is its place in the whole vector
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """View the shard of x: (n,) -> (size,)."""
+        return x[self.start : self.stop]
+
+
+def cut(n: int, shards: int | Sequence[int], seed: int) -> tuple[Shard, ...]:
+    """Cut n coordinates into so many shards, in sizes that differ by at most 1; or where each ends.
+
+    The first has the seed itself, below 2^32, so that a vector of one shard is sampled with it.
+    """
+    count = shards if isinstance(shards, int) else len(shards)
+    if not 1 <= count <= n:
+        raise ValueError(f"{count:,} shards of {n:,} coordinates: from 1 to as many as those")
+    places = [i * n // count for i in range(count + 1)] if isinstance(shards, int) else [0, *shards]
+    if places[-1] != n:
+        raise ValueError(f"the last shard ends at {places[-1]:,} of {n:,} coordinates")
+    return tuple(Shard(i, places[i], places[i + 1], i << 32 | seed) for i in range(count))
+
+
+def rises(ends: Sequence[int]) -> bool:
+    """Tell whether these can be the ends of shards: none is empty."""
+    return all(start < end for start, end in pairwise((0, *ends)))
+
+
+def within(shards: Sequence[Shard], ranges: Sequence[range]) -> tuple[Shard, ...]:
+    """Find the shards of ranges of a vector, in the vector that these ranges make one behind the other.
+
+    Errors: ValueError where a range begins or ends inside a shard.
+    """
+    found, size = list[Shard](), 0
+    for part in ranges:
+        offset = part.start - size
+        inside = [s for s in shards if part.start <= s.start and s.stop <= part.stop]
+        if sum(shard.size for shard in inside) != len(part):
+            raise ValueError(f"coordinates {part.start:,} to {part.stop:,} are not a union of shards")
+        found += [replace(s, start=s.start - offset, stop=s.stop - offset, offset=offset) for s in inside]
+        size += len(part)
+    return tuple(found)
 
 
 # ---- the schedule ------------------------------------------------------------------------------------------
@@ -166,10 +224,15 @@ class Schedule:
     def sample(self, device: torch.device | str = "cpu") -> Sample:
         """List the units of the round."""
         places = torch.arange(self.first, self.last, device=device) % self.count
-        if self.key:
-            units = _units_at(places, self.count, list(self.key))
-        else:  # a range that wraps around begins behind where it stops
+        if not self.key:  # a range that wraps around begins behind where it stops
             units = places.sort().values if len(places) and places[0] > places[-1] else places
+        elif places.device.type != "cpu":
+            units = permute(places, self.count, list(self.key)).sort().values
+        else:  # NumPy, in windows that stay in the cache: a quarter of the time
+            units, there = places, places.numpy()
+            for at in range(0, len(there), CHUNK):
+                there[at : at + CHUNK] = permute(there[at : at + CHUNK], self.count, list(self.key))
+            there.sort()
         missing = -self.n % self.block_size if len(units) and int(units[-1]) == self.count - 1 else 0
         return Sample(self.n, self.block_size, units, len(units) * self.block_size - missing)
 
@@ -241,7 +304,12 @@ class Sample:
         if x.device.type == "cpu":
             kind = torch.int16 if x.dtype == torch.bfloat16 else torch.int32
             rows, to = (self._rows(part.view(kind)).numpy() for part in (x, out))
-            _take_rows(rows, self._whole(x.device).numpy(), to)
+            which, step = self._whole(x.device).numpy(), max(TAKEN // self.block_size, 1)
+            # NumPy's take keeps no lock of the interpreter, and is a third faster than torch's index_select
+            in_threads(
+                lambda at: rows.take(which[at : at + step], axis=0, out=to[at : at + step], mode="clip"),
+                range(0, len(which), step),
+            )
         else:
             torch.index_select(self._rows(x), 0, self._whole(x.device), out=self._rows(out))
         self._short_block(out).copy_(self._short_block(x))
@@ -306,7 +374,7 @@ class Sample:
         """
         self._check(x, self.n, "the full vector")
         if isinstance(update, PackedUpdate):
-            tables = start, *(table.numpy() for table in fingerprint_tables(n))
+            tables = start, *(table.numpy() for table in fingerprint_tables(n, x.device))
             return torch.tensor(update.add_sampled(x.numpy(), self._blocks(), tables, values, 1))
         where = self.coordinates(update.positions.to(x.device))
         old = x[where]
@@ -365,26 +433,3 @@ class Sample:
             raise ValueError(
                 f"{what} is a contiguous float32 vector of {length:,}, this is {x.dtype} of {tuple(x.shape)}"
             )
-
-
-def _units_at(places: torch.Tensor, count: int, key: list[int]) -> torch.Tensor:
-    """Return the units at these places, (u,), ascending."""
-    if places.device.type != "cpu":
-        return permute(places, count, key).sort().values
-    units = np.empty(len(places), np.int64)
-    # NumPy, in windows that stay in the cache: a quarter of the time
-    for start in range(0, len(units), CHUNK):
-        units[start : start + CHUNK] = permute(places[start : start + CHUNK].numpy(), count, key)
-    units.sort()
-    return torch.from_numpy(units)
-
-
-def _take_rows(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Copy x[rows] to out; x: (r, block), rows: (u,), out: (u, block)."""
-    # NumPy: its take keeps no lock of the interpreter, and is a third faster than torch's index_select
-    step = max(TAKEN // x.shape[1], 1)
-
-    def take(start: int) -> None:
-        x.take(rows[start : start + step], axis=0, out=out[start : start + step], mode="clip")
-
-    in_threads(take, range(0, len(rows), step))

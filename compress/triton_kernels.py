@@ -92,8 +92,8 @@ class OnDevice:
         how = host.Plan(levels, bool(by_largest.any()))
         widths = (1, 2) if self.bits == 3 else (self.bits,)
         whole = [one[: -(-count * width // 8)] for one, width in zip(packed, widths, strict=True)]
-        patterns = how.patterns(scales.view(np.float32)[: -(-count // self.bucket)])
-        return host.Codes(self.bits, self.bucket, count, np.concatenate(whole), how.table, patterns)
+        table, patterns = how.packed(scales.view(np.float32)[: -(-count // self.bucket)])
+        return host.Codes(self.bits, self.bucket, count, np.concatenate(whole), table, patterns)
 
 
 def quantize(kept: Selected, bits: int, bucket: int, plans: host.Plans) -> OnDevice:

@@ -11,7 +11,6 @@ from .compressor import (
     most_sent,
     warm_up_codec,
 )
-from .decoded_updates import RejectedUpdate, WeightedPackets, select_shards
 from .global_model import (
     ON_GPU,
     WRAP,
@@ -28,8 +27,11 @@ from .robust_mean import (
     HELD,
     AggregateStep,
     OuterOptimizer,
+    RejectedUpdate,
+    WeightedPackets,
     median_of,
     one_machine,
     outer_optimizer_of,
+    select_shards,
 )
 from .worker import LocalModel, Worker, worker_of

@@ -26,26 +26,24 @@ from recipes.config import Recipe
 from recipes.weight_files import damaged_part, float32_header, write_with_sums
 
 from .compressor import AdaptiveRate, adaptive_rate_of, fixed_rate, handoff_compressor
-from .decoded_updates import (
-    DecodedUpdates,
-    RejectedUpdate,
-    WeightedPackets,
-    WeightedUpdate,
-    cut,
-    measured,
-    select_shards,
-)
 from .robust_mean import (
     MEAN,
     PLAIN,
+    SELDOM,
     AggregateStep,
+    DecodedUpdates,
     OuterOptimizer,
+    RejectedUpdate,
     Rule,
+    WeightedPackets,
+    WeightedUpdate,
+    blaming,
     collect,
-    fade_of,
     handoff_scale,
+    measured,
     outer_optimizer_of,
     rule_of,
+    select_shards,
 )
 
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
@@ -110,7 +108,9 @@ class ShardAggregator:
         sample.put_(self.error, D)  # 4
         self.shortened, self.usual, self.packets = step.shortened, step.usual, step.packets
         if step.length < float("inf"):
-            self.recent = max(step.length, self.recent * fade_of(self.compressor))
+            # as a residual takes 1 / (p K) of its sender's updates to be sent
+            fade = self.compressor.random_ratio * self.compressor.topk_ratio / SELDOM
+            self.recent = max(step.length, self.recent * (1 - fade))
 
     def open_handoff(self, peer: str, packet: bytes) -> tuple[PackedUpdate | Update, float]:
         """Decode a handoff of this shard; returns its update and s. Raises RejectedUpdate."""
@@ -147,7 +147,7 @@ class Aggregator:
         assigned: Collection[int] | None = None,
     ) -> None:
         self.rate = fixed_rate(compressor) if isinstance(compressor, Cocktail) else compressor
-        self.compressor = self.rate.ladder[self.rate.usual]  # K and q of packets aside
+        self.compressor = self.rate.ladder[-1]  # K and q of packets aside
         self.rule, self.outer = rule, outer
         self.shards = self.compressor.cut(parameters, seed)
         self.assigned: Mapping[int, ShardAggregator] = {}  # by number, ascending; replaced, never changed
@@ -212,7 +212,8 @@ class Aggregator:
             RejectedUpdate: one packet does not decode, is not finite, or is far longer than the others: call
                 again without that peer.
         """
-        steps = self._collect(round, packets, self._updates_of(round) or self._fresh(round, self.assigned))
+        updates = (self._updates_of(round) or self._fresh(round, self.assigned)).weigh(packets)
+        steps = {n: self.assigned[n].collect(round, of_shard) for n, of_shard in updates.items()}
         logged = log(steps)
         self.rate = self.rate.within(self._budget)
         compressor = self.rate.compressor.at(round)  # a packet says its own K and q
@@ -231,7 +232,7 @@ class Aggregator:
         to the round's rung. e stays what it is: it is a vector of all coordinates."""
         self._budget = size / sum(shard.size for shard in self.shards) if size else self._budget
         self.rate = self.rate.on(rung)
-        self.compressor = self.rate.ladder[self.rate.usual]
+        self.compressor = self.rate.ladder[-1]
         for shard in self.assigned.values():
             shard.compressor = self.compressor
 
@@ -241,7 +242,9 @@ class Aggregator:
         parts = split(packet, len(self.shards))
         moved = [number for number in self.assigned if parts[number]]
         self.take_p_of(round, packet)
-        for number, step in self._collect(round, packets, self._fresh(round, moved), replay=True).items():
+        updates = self._fresh(round, moved).weigh(packets).items()
+        steps = {n: self.assigned[n].collect(round, of_shard, replay=True) for n, of_shard in updates}
+        for number, step in steps.items():
             self.assigned[number].apply(round, step, parts[number])
 
     def take_p_of(self, round: int, packet: bytes) -> None:
@@ -264,19 +267,13 @@ class Aggregator:
         Raises:
             RejectedUpdate: it does not decode, is not finite, or is far too long. No e has moved.
         """
-        parts = cut(peer, packet, len(self.shards)) if self.assigned else []
+        with blaming(peer):
+            parts = split(packet, len(self.shards)) if self.assigned else []
         moved = [shard for number, shard in self.assigned.items() if parts[number]]
         opened = [(shard, *shard.open_handoff(peer, parts[shard.shard.number])) for shard in moved]
         for shard, handoff, scale in opened:
             shard.merge(handoff, share, scale)
         return min((scale for _, _, scale in opened), default=1.0)
-
-    def _collect(
-        self, round: int, packets: WeightedPackets, updates: DecodedUpdates, *, replay: bool = False
-    ) -> dict[int, AggregateStep]:
-        """Line 3 of every shard. Raises RejectedUpdate; no e has moved."""
-        weighed = updates.weigh(packets).items()
-        return {n: self.assigned[n].collect(round, of_shard, replay=replay) for n, of_shard in weighed}
 
     def _updates_of(self, round: int) -> DecodedUpdates | None:
         """Return the cache of a round; None: a later round has begun, or this one is aggregated."""

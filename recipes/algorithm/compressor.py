@@ -20,7 +20,7 @@ On another rung it begins at that one's K, or as far below as it has to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import log2
 
@@ -217,26 +217,21 @@ class PacketLimits:
 
     def packet(self, round: int) -> int:
         """Return the most bytes of an update or an aggregate of a round."""
-        return whole(self._first if round < self._uncompressed else self._later)
+        return self._first if round < self._uncompressed else self._later
 
     def handoff(self) -> int:
         """Return the most bytes of a leaver's residual."""
-        return whole(self._handoffs)
+        return self._handoffs
 
     def upload(self) -> int:
         """Return the most bytes of anything that a peer uploads for x'."""
         return max(self.packet(0), self.packet(self._uncompressed), self.handoff())
 
-    def _longest(self, compressors: Iterable[Cocktail], round: int) -> list[int]:
-        """Return the most bytes of each shard's packet."""
+    def _longest(self, compressors: Iterable[Cocktail], round: int) -> int:
+        """Return the most bytes of a packet of all shards."""
         mixes = [*compressors]
         by_size = {size: max(mix.longest(size, round) for mix in mixes) for size in {*self._sizes}}
-        return [by_size[size] for size in self._sizes]
-
-
-def whole(longest: Sequence[int]) -> int:
-    """Return the most bytes of a packet of shards that have these at most."""
-    return joined_size(len(longest)) + sum(longest)
+        return joined_size([by_size[size] for size in self._sizes])
 
 
 def encoding_bytes(compression: Compression, size: int, gpu: bool = False) -> int:

@@ -1,9 +1,12 @@
-"""The mean of one round's updates, and the outer step along it: norms are bounded, and liars cannot pull it
-far.
+"""The updates of one round, decoded on arrival; their mean, with norms bounded, as liars may not pull it far;
+and the outer step along it.
+
+Decoding is pure, so packets are decoded on any thread and cached within a budget; what has no room in it is
+decoded again at the close of the round, with the same result.
 
     n_i = |u_i|, M = their median          u_i = C[d_i], w_i = its share of the mean
     n_i > REFUSED max(M, R sqrt(k_i)): refused by name     at least 3 packets, and M > 0
-                                           R: the largest M / sqrt(k) of late, which fades (`fade_of`)
+                                           R: the largest M / sqrt(k) of late, which fades (SELDOM)
     s_i = min(1, HELD M l_i / n_i)         below 1: shortened
     l_i = sqrt(k / k_i), from 1 on         k_i: its values, k: their median; bounded as the recipe bounds K
     u = a A(s_1 u_1, ... s_N u_N)          A: the mean sum_i w_i s_i u_i, or the median, which resists more
@@ -20,19 +23,174 @@ would only come later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from compress import Cocktail, PackedUpdate, Update, decode_windows
+from compress import PackedUpdate, PacketError, Update, decode_packed, decode_windows, join, split
+from compress.backends import WORTH
 from recipes.config import Compression
+from recipes.hardware import usable_cores
 
 from .compressor import adaptive_rate_of
-from .decoded_updates import CORES, RejectedUpdate, WeightedUpdate, on_all_cores, to_float32
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# ---- updates, decoded -------------------------------------------------------------------------------------
+
+CORES = usable_cores()
+ROOM = 1 << 30  # bytes of a round's decoded packets: as a rule 1.5 a value, 12 where it is an `Update`
+
+# (peer, packet, weight): plain tuples, or transport's WeightedPacket
+WeightedPackets = Sequence[tuple[str, bytes, float]]
+
+
+class RejectedUpdate(Exception):
+    """The packet of one peer cannot be used."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"the update of {peer} is refused: {reason}")
+        self.peer, self.reason = peer, reason
+
+
+@dataclass(frozen=True)
+class WeightedUpdate:
+    """One peer's update of one shard: checked, measured, and weighed."""
+
+    peer: str
+    packet: bytes
+    norm: float  # n_i
+    count: int  # k_i, of its values
+    update: PackedUpdate | Update | None = field(compare=False, repr=False)  # None: there was no room for it
+    share: float = 0.0  # w_i; those of a round add up to 1
+    scale: float = 1.0  # s_i
+    median: float = 0.0  # M l_i, where it is shortened
+    why: str = ""  # it is shortened
+
+    def decoded(self, m: int) -> PackedUpdate | Update:
+        """Return the cached update, or decode it again; m: length of the sample."""
+        if self.update is not None:
+            return self.update
+        with blaming(self.peer):
+            return decode_packed(self.packet, m)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cached update."""
+        return 0 if self.update is None else self.update.nbytes
+
+
+class DecodedUpdates:
+    """The packets of one round, by peer. Thread-safe.
+
+    Args:
+        samples: length m of the round's sample, by number of the shard, for the shards to decode.
+        shards: of the whole vector.
+        room: bytes to keep decoded; each call decodes one shard's packet beside them. None: ROOM.
+    """
+
+    def __init__(self, samples: Mapping[int, int], shards: int = 1, room: int | None = None) -> None:
+        self.samples, self.shards, self._room = samples, shards, ROOM if room is None else room
+        self._decoded: dict[str, tuple[bytes, dict[int, WeightedUpdate]]] = {}
+        self._lock = threading.Lock()
+
+    def decode(self, peer: str, packet: bytes) -> Mapping[int, WeightedUpdate]:
+        """Decode a packet, or return what was decoded on its arrival. Raises RejectedUpdate."""
+        known = self._decoded.get(peer)
+        if known is not None and known[0] == packet:
+            return known[1]
+        with blaming(peer):
+            parts = split(packet, self.shards) if self.samples else []
+        decoded = dict[int, WeightedUpdate]()
+        try:
+            for number, m in self.samples.items():
+                decoded[number] = self._cached(measured(peer, parts[number], m))
+        except RejectedUpdate:
+            self._forget(decoded)
+            raise
+        with self._lock:
+            _, replaced = self._decoded.pop(peer, (b"", dict[int, WeightedUpdate]()))
+            self._decoded[peer] = packet, decoded
+        self._forget(replaced)  # of a round that has opened again
+        return decoded
+
+    def _cached(self, update: WeightedUpdate) -> WeightedUpdate:
+        """Take room for a decoded update, or drop it where there is none left."""
+        with self._lock:
+            if update.nbytes > self._room:
+                return replace(update, update=None)
+            self._room -= update.nbytes
+        return update
+
+    def _forget(self, decoded: Mapping[int, WeightedUpdate]) -> None:
+        """Give the room of these updates back."""
+        with self._lock:
+            self._room += sum(update.nbytes for update in decoded.values())
+
+    def weigh(self, packets: WeightedPackets) -> dict[int, list[WeightedUpdate]]:
+        """Decode what has not arrived before; list every shard's updates by peer, with their shares.
+
+        Peers are ordered by name, never by arrival: float sums depend on order. Weights are normalised to 1;
+        all zero counts as all equal. Raises RejectedUpdate.
+        """
+        ordered, total = sorted(packets), sum(weight for _, _, weight in packets)
+        shares = [weight / total if total > 0 else 1 / len(packets) for _, _, weight in ordered]
+        decoded = on_all_cores(lambda one: self.decode(one[0], one[1]), ordered, sum(self.samples.values()))
+        both = list(zip(decoded, shares, strict=True))
+        return {n: [replace(updates[n], share=share) for updates, share in both] for n in self.samples}
+
+
+@contextmanager
+def blaming(peer: str) -> Iterator[None]:
+    """Raise the PacketErrors of this peer's packet as RejectedUpdate."""
+    try:
+        yield
+    except PacketError as error:
+        raise RejectedUpdate(peer, str(error)) from error
+
+
+def measured(peer: str, packet: bytes, m: int) -> WeightedUpdate:
+    """Decode one shard's packet and take its norm. Raises RejectedUpdate where float32, in which sums are
+    made, cannot hold the norm."""
+    with blaming(peer):
+        update = decode_packed(packet, m)
+    norm = to_float32(update.norm())
+    if not np.isfinite(norm):
+        raise RejectedUpdate(peer, "its values are finite and their norm is not: it overflows")
+    return WeightedUpdate(peer, packet, norm, update.count, update)
+
+
+def to_float32(value: float) -> float:
+    """Round to float32: float64 sums that differ in their last bits between machines are then equal."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def on_all_cores(function: Callable[[T], R], items: Iterable[T], m: int) -> list[R]:
+    """Map `function` over items, in their order; so the first error is the same on any number of cores.
+
+    Args:
+        m: length of the vectors it works on; short ones are not worth a thread.
+    """
+    if CORES == 1 or m < WORTH:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(CORES, "cocktail-aggregator") as pool:
+        return list(pool.map(function, items))
+
+
+def select_shards(packet: bytes, numbers: Collection[int], shards: int) -> bytes:
+    """Cut a packet of all shards down to these. Raises PacketError."""
+    parts = split(packet, shards)
+    return join([part if number in numbers else b"" for number, part in enumerate(parts)])
+
 
 # ---- the outer step ----------------------------------------------------------------------------------------
 
@@ -99,7 +257,7 @@ def one_machine(compression: Compression) -> bool:
 FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it
 REFUSED = 20.0  # x the median norm: no honest residual grows to it (LOG.md)
-SELDOM = 10  # rounds between the updates of a slow peer that is still honest
+SELDOM = 10  # rounds between the updates of a slow peer that is still honest: R fades over SELDOM / (p K)
 AT_ONCE = 1 << 20  # values of all peers together that the median looks at
 
 
@@ -155,7 +313,11 @@ def collect(
     Raises:
         RejectedUpdate: an update is far too long. One at a time: call again without that peer.
     """
-    bound = bounded(updates, rule, recent)
+    bound, length = bounded(updates, rule, recent), float("inf")
+    if bound:
+        # a packet holds the largest of those it was chosen from: over all P coordinates d_i is no longer than
+        # the median of n_i / sqrt(k_i) times sqrt(P), about
+        length = to_float32(median_of([u.norm / max(u.count, 1) ** 0.5 for u in bound]))
     shortened = tuple(replace(u, update=None) for u in bound if u.scale < 1)
     packets = sum(u.share > 0 for u in bound)
     rate = outer.rate_of(packets)
@@ -165,7 +327,7 @@ def collect(
         D = add(torch.zeros(len(error)), bound).mul_(rate).add_(error)
     else:
         D = add(error.clone(), [replace(u, share=u.share * rate) for u in bound])
-    return AggregateStep(D, None, length_of(bound), packets, shortened)
+    return AggregateStep(D, None, length, packets, shortened)
 
 
 def add(out: Tensor, updates: Sequence[WeightedUpdate]) -> Tensor:
@@ -234,20 +396,6 @@ def leeway(count: int, usual: float, spread: float) -> float:
     """Return how much longer a packet may be that has fewer values than usual: what it leaves out comes
     later, and what all steps since then agree about has grown."""
     return float(min(max(usual / max(count, 1), 1.0), spread) ** 0.5)
-
-
-def length_of(updates: Sequence[WeightedUpdate]) -> float:
-    """Compute the median of n_i / sqrt(k_i), k_i the number of values. A packet holds the largest of those it
-    was chosen from, so over all P coordinates d_i is no longer than this times sqrt(P), about."""
-    if not updates:
-        return float("inf")
-    return to_float32(median_of([u.norm / max(u.count, 1) ** 0.5 for u in updates]))
-
-
-def fade_of(compressor: Cocktail) -> float:
-    """Return the factor that is left of R after a round: it fades over SELDOM / (p K) rounds, as a residual
-    takes 1 / (p K) of its sender's updates to be sent."""
-    return 1 - compressor.random_ratio * compressor.topk_ratio / SELDOM
 
 
 def handoff_scale(peer: str, norm: float, usual: float, recent: float, rule: Rule) -> float:

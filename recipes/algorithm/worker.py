@@ -171,8 +171,9 @@ class Worker:
         for update in sent.shard_updates:
             if shards is None or update.shard.number in shards:
                 self.local_model.add_(update, alpha=-1)
-                for part in decayed(update):
-                    self.local_model.add_(part, alpha=-1)
+                if update.unsent is not None:
+                    for part in decayed(update, update.unsent):
+                        self.local_model.add_(part, alpha=-1)
                 if self.on_taken is not None:
                     self.on_taken(update)
 
@@ -235,8 +236,10 @@ class Worker:
         if d is None:
             self.short_of_memory = True
             d = delta_on_host(self.local_model, shard, sample, x)
-        updates = [update for packet in in_flight for update in packet.shard_updates]
-        return without(d, sample, [one for one in updates if one.shard.number == shard.number])
+        for update in (one for packet in in_flight for one in packet.shard_updates):
+            if update.shard.number == shard.number:
+                take_out(d, sample, update)
+        return d
 
     def _encoded(
         self,
@@ -245,17 +248,17 @@ class Worker:
         each: Sequence[Callable[[], Tensor]],
     ) -> list[Encoded]:
         """Encode d_i of every shard (line 2), on the host where its device has no room."""
-        names = [self._names_in(*at) for at in samples]
+        names = [self.name_at and partial(self._name_at, *at) for at in samples]
         with suppress(torch.OutOfMemoryError):
             return compressor.encode_each([*map(Delta, each, names)])
         self.short_of_memory = True
         on_host = [lambda make=make: make().cpu() for make in each]
         return compressor.encode_each([*map(Delta, on_host, names)])
 
-    def _names_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
-        if (name_at := self.name_at) is None:
-            return None
-        return lambda position: name_at(shard.start + int(sample.coordinates(torch.tensor([position]))[0]))
+    def _name_at(self, shard: Shard, sample: Sample, position: int) -> str:
+        """Name the parameter at a position of a sample."""
+        assert self.name_at is not None
+        return self.name_at(shard.start + int(sample.coordinates(torch.tensor([position]))[0]))
 
 
 def worker_of(
@@ -271,16 +274,14 @@ def worker_of(
     return Worker(x, model, name_at, rate=rate)
 
 
-def without(d: Tensor, sample: Sample, earlier: Sequence[ShardUpdate]) -> Tensor:
-    """Take updates in flight out of d_i on a sample, (m,), in place: they visited other coordinates."""
-    for one in earlier:
+def take_out(d: Tensor, sample: Sample, earlier: ShardUpdate) -> None:
+    """Take an update in flight out of d_i on a sample, (m,), in place: it visited other coordinates."""
 
-        def take(window: Update, theirs: Sample = one.sample) -> None:
-            positions, visited = sample.positions(theirs.coordinates(window.positions))
-            d.index_add_(0, positions, window.values[visited], alpha=-1)
+    def take(window: Update) -> None:
+        positions, visited = sample.positions(earlier.sample.coordinates(window.positions))
+        d.index_add_(0, positions, window.values[visited], alpha=-1)
 
-        each_window(one.update, d.device, take)
-    return d
+    each_window(earlier.update, d.device, take)
 
 
 def subtract(d: Tensor, update: PackedUpdate | Update) -> Tensor:
@@ -293,11 +294,10 @@ def subtract(d: Tensor, update: PackedUpdate | Update) -> Tensor:
     return d
 
 
-def decayed(sent: ShardUpdate) -> Iterator[ShardUpdate]:
-    """Yield what decays of what an update has left unsent, as updates of a window each."""
-    for start in range(0, 0 if sent.unsent is None else sent.sample.m, ON_GPU):
-        assert sent.unsent is not None
-        values = sent.unsent[start : start + ON_GPU]
+def decayed(sent: ShardUpdate, unsent: Tensor) -> Iterator[ShardUpdate]:
+    """Yield what decays of what an update has left unsent, (m,), as updates of a window each."""
+    for start in range(0, sent.sample.m, ON_GPU):
+        values = unsent[start : start + ON_GPU]
         positions = torch.arange(start, start + len(values), device=values.device)
         yield replace(sent, update=Update(sent.sample.m, positions, values), unsent=None)
 

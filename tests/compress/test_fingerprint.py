@@ -85,11 +85,12 @@ def test_no_change_leaves_the_fingerprint() -> None:
 
 def test_a_device_computes_the_fingerprint_of_the_host() -> None:
     """On a device the rows are multiplied in torch rather than in NumPy."""
-    from compress.fingerprint import _across, _inner, _long
+    from compress.fingerprint import _inner, _long, fingerprint_tables
 
     rows = some(3 * 65536).view(torch.int32).view(3, -1)
+    across, _ = fingerprint_tables(65536, rows.device)
 
-    assert _inner(rows).tolist() == (_long(rows) * _across(rows.device)).sum(1).tolist()
+    assert _inner(rows, across).tolist() == (_long(rows) * across).sum(1).tolist()
 
 
 def test_another_dtype_is_refused() -> None:

@@ -296,5 +296,4 @@ def longest_errors(compression: Compression, parameters: int) -> int:
 
     usual = compressor_of(compression)
     exact = replace(handoff_compressor(usual, 1.0), quant_bits=32)
-    sizes = [shard.size for shard in usual.cut(parameters, 0)]
-    return joined_size(len(sizes)) + sum(exact.longest(size, 0) for size in sizes)
+    return joined_size([exact.longest(shard.size, 0) for shard in usual.cut(parameters, 0)])

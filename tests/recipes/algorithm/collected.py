@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from recipes.algorithm import AggregateStep, WeightedPackets
-from recipes.algorithm.decoded_updates import DecodedUpdates
-from recipes.algorithm.robust_mean import Rule, collect
+from recipes.algorithm.robust_mean import DecodedUpdates, Rule, collect
 
 
 def collected(

@@ -9,9 +9,8 @@ from collected import collected
 from torch import Tensor
 
 from compress import Cocktail, PackedUpdate, decode
-from recipes.algorithm import Aggregator, RejectedUpdate, decoded_updates, robust_mean
-from recipes.algorithm.decoded_updates import DecodedUpdates
-from recipes.algorithm.robust_mean import Rule
+from recipes.algorithm import Aggregator, RejectedUpdate, robust_mean
+from recipes.algorithm.robust_mean import DecodedUpdates, Rule
 
 M, SEED = 5000, 7
 MIX = Cocktail(random_ratio=0.5, topk_ratio=0.3, quant_bits=4, block_size=16)
@@ -45,10 +44,9 @@ def one_after_another(error: Tensor, updates: Updates, scales: dict[str, float])
 def test_the_bits_do_not_depend_on_cores_on_room_or_on_who_came_first(
     cores: int, room: int, liars: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoded_updates, "WORTH", 0)
+    monkeypatch.setattr(robust_mean, "WORTH", 0)
     monkeypatch.setattr(robust_mean, "AT_ONCE", 700)
-    for module in (decoded_updates, robust_mean):
-        monkeypatch.setattr(module, "CORES", cores)
+    monkeypatch.setattr(robust_mean, "CORES", cores)
     error, updates, packets = torch.randn(M), sent(9, M, liars), DecodedUpdates({0: M}, 1, room)
     early = random.Random(cores).sample(updates, 6)
     with ThreadPoolExecutor(3) as pool:

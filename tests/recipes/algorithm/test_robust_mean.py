@@ -252,7 +252,7 @@ def test_what_the_median_holds_in_memory_does_not_grow_with_the_peers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("recipes.algorithm.robust_mean.AT_ONCE", 1 << 13)
-    monkeypatch.setattr("recipes.algorithm.decoded_updates.ROOM", 0)
+    monkeypatch.setattr("recipes.algorithm.robust_mean.ROOM", 0)
     packets = said([normal(i, m=1 << 14) for i in range(4)], SPARSE)
 
     def peak(peers: int) -> int:

@@ -50,7 +50,7 @@ TESTS_PAST_A_FRONT = {
     "extensions/multi_gpu/test_spread_peer.py": "recipes.training.loop recipes.training.micro_batch",
     "fake_cuda/claims_codec.py": "recipes.planning.memory_plan",
     "fake_cuda/claims_memory.py": "recipes.planning.memory_plan",
-    "fake_cuda/claims_ranks.py": "cocktail_cli.machine.devices recipes.training.micro_batch",
+    "fake_cuda/claims_ranks.py": "cocktail_cli.machine.devices",
     "fuzzing/transport_targets.py": "transport.hub.hub_threads transport.ledger.packet_log "
     "transport.peer.connection_manager transport.peer.peer_state transport.protocol.message_codec "
     "transport.wire.zeromq_sockets",

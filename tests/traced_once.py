@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from recipes import planning
-from recipes.models import causal_model
+from recipes.objectives import causal_model
 
 trace, kind_of = planning.activations.trace, planning.activations.kind_of
 traced: dict[tuple[object, ...], Any] = {}

@@ -23,14 +23,9 @@ from .base_model import (
     width_of,
 )
 from .causal_lm import (
-    causal_model,
     check_packing_isolation,
-    decoder_inputs,
     load_model,
-    loss_sum,
     open_vector,
-    replaced_forward,
-    token_losses,
 )
 from .finished_model import (
     FLOAT32,

@@ -24,8 +24,7 @@ from transformers import PreTrainedModel
 
 from recipes.config import Recipe
 from recipes.errors import MissingPackage
-
-from .causal_lm import loss_sum
+from recipes.objectives import loss_sum
 
 AGREE = 1e-5  # of a loss in float32
 LENGTH, STEP = 64, 0.01  # tokens of a row; of the step along the gradient

@@ -27,7 +27,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recipes.models import causal_model, layer_lists, loss_sum
+from recipes.models import layer_lists
+from recipes.objectives import causal_model, loss_sum
 
 PLACES = {"layer_idx", "layer_id", "layer_index"}  # attributes that are a layer's place and nothing else
 

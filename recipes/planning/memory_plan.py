@@ -22,9 +22,10 @@ from compress.fingerprint import AT_ONCE as FINGERPRINT_AT_ONCE
 from recipes.algorithm import ON_GPU, encoding_bytes, most_sent
 from recipes.config import Compression, Model, Recipe
 from recipes.hardware import HalfPrecision
-from recipes.models import autocast_dtype, causal_model, meta_trained_model, trained_dtype
-from recipes.training import LEAVE, SCRATCH, embeddings_of, optimizer_bytes, step_flops
-from recipes.weight_files import GRADIENT_CHUNK, Layout, layout_of
+from recipes.models import autocast_dtype, meta_trained_model, trained_dtype
+from recipes.objectives import causal_model
+from recipes.training import GRADIENT_CHUNK, LEAVE, SCRATCH, embeddings_of, optimizer_bytes, step_flops
+from recipes.weight_files import Layout, layout_of
 
 from .activations import trace
 

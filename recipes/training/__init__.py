@@ -10,7 +10,7 @@ from .gradient_noise import (
     positions_of,
     positions_within,
 )
-from .loop import build_peer, finetune, foreign_packet, in_order, leased, peer_of
+from .loop import build_peer, finetune, foreign_packet, in_order, leased, peer_of, shrink_to_fit
 from .micro_batch import (
     LEAVE,
     MOST,
@@ -19,7 +19,6 @@ from .micro_batch import (
     is_full,
     micro_batch_for,
     share_taken,
-    shrink_to_fit,
     sizes_of,
 )
 from .optimizers import (
@@ -30,26 +29,29 @@ from .optimizers import (
     learning_rate,
     mask_momentum,
     optimizer_bytes,
-    set_learning_rate,
     step_flops,
 )
 from .peer_checkpoint import read, restore, restore_residual
 from .trainer import (
+    GRADIENT_CHUNK,
     LOCAL,
     NOISE,
     OPTIMIZER,
     PLAIN,
     RANK,
+    FlatParameters,
     Lazy,
     LossScale,
     SingleDeviceTrainer,
     backward,
+    clip,
     load_state,
     load_states,
     observed,
     packed,
     parameters_of,
     parsed,
+    set_learning_rate,
     states_of,
 )
 from .types import (

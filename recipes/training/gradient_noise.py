@@ -140,8 +140,15 @@ class GradientNoise:
     @property
     def sums(self) -> NoiseSums:
         """Sum up what the steps until now have shown."""
-        if self._sums is None:
-            self._sums = self._summed() if self._measured else NoiseSums()
+        if self._sums is None and not self._measured:
+            self._sums = NoiseSums()
+        elif self._sums is None:
+            excess = self._mean_excess
+            signal, noise = self._moments  # (places,) each; a single place's signal may come out negative
+            mean, own = signal + noise, signal + (1 + excess) * noise
+            shorter = np.divide(mean, own, out=np.ones_like(own), where=own > TINY).clip(-1, 1)
+            ratio, squared, variance = (float(each.sum()) for each in (shorter, signal, noise))
+            self._sums = NoiseSums(len(shorter), ratio, squared, variance, 1 / (1 + excess))
         return self._sums
 
     def observe(self) -> None:
@@ -190,14 +197,6 @@ class GradientNoise:
     def _mean_excess(self) -> float:
         """Return q - 1."""
         return float(self._excess) / (1 - self.window**self._steps)
-
-    def _summed(self) -> NoiseSums:
-        excess = self._mean_excess
-        signal, noise = self._moments  # (places,) each; a single place's signal may come out negative
-        mean, own = signal + noise, signal + (1 + excess) * noise
-        shorter = np.divide(mean, own, out=np.ones_like(own), where=own > TINY).clip(-1, 1)
-        ratio, squared, variance = (float(each.sum()) for each in (shorter, signal, noise))
-        return NoiseSums(len(shorter), ratio, squared, variance, 1 / (1 + excess))
 
     # ---- what is kept --------------------------------------------------------------------------------------
 

@@ -23,27 +23,28 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
+from typing import TypeVar
 from zlib import crc32
 
 import torch
 from torch import nn
 
 from compress import PacketError
-from recipes.algorithm import DecodedPacket, SideStream, one_machine, outer_optimizer_of, worker_of
+from recipes.algorithm import DecodedPacket, SideStream, worker_of
 from recipes.config import Recipe
-from recipes.data import Sample, SampleLimits, StoredSamples, batches, unpack_samples
+from recipes.data import Sample, StoredSamples, batches, unpack_samples
 from recipes.errors import ForeignPacket, ForeignSamples
 from recipes.models import check_packing_isolation
-from recipes.objectives import Measured, objective_of
+from recipes.objectives import Measured
 
 from .gradient_noise import compared_in
-from .micro_batch import first_line, global_model_fits, is_full, shrink_to_fit
+from .micro_batch import MemoryFull, first_line, fixes, global_model_fits, is_full, release
 from .optimizers import learning_rate, mask_momentum
 from .trainer import RoundedLocalModel, SingleDeviceTrainer
 from .types import (
@@ -63,6 +64,8 @@ from .types import (
     Round,
     StepDone,
 )
+
+T = TypeVar("T")
 
 
 def build_peer(
@@ -133,7 +136,7 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
 def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     """Take part in round after round, until there is none."""
     global_model, staleness = peer.worker.global_model, peer.recipe.compression.staleness
-    most = max(rung.staleness for rung in peer.recipe.compression.rungs)
+    most = max(rung.staleness for rung in peer.rungs)
     held_out: StoredSamples | None = None
     settle(peer, unknown_stays=True)  # of a session that is over
     peer.encoded.set()
@@ -160,8 +163,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                     exchanges.start(round)
                 if round.eval_parts and not link.leaving.is_set():
                     if held_out is None:
-                        limits = SampleLimits.of(peer.recipe, peer.vocabulary)
-                        held_out = StoredSamples(stack.enter_context(link.fetched("eval")), limits)
+                        held_out = StoredSamples(stack.enter_context(link.fetched("eval")), peer.limits)
                     part = partial(evaluate_part, link, peer, round, held_out)
                     with suppress(Interrupted):  # what is in flight is finished
                         yield (yield from shrink_to_fit(peer, part))
@@ -243,7 +245,7 @@ class Exchanges:
         earlier = [one.sent for one in peer.flights if one.taken and one.sent]
         flight, mark = Flight(round.round, list(peer.undelivered), time.monotonic()), peer.side.mark()
         peer.flights.append(flight)
-        self.most = max(peer.recipe.compression.rungs[round.rung].staleness, 1)
+        self.most = max(peer.rungs[round.rung].staleness, 1)
         peer.encoded.clear()
         committed = submit(exchange, link, peer, round, flight, earlier, mark)
         exchanged = Exchange(round, flight, committed, submit(receive, link, peer, flight, committed))
@@ -306,6 +308,7 @@ def exchange(
     finally:
         peer.encoded.set()
     work = sum((lease.measured for lease in flight.delivered), Measured())
+    bodies = {extension.name: extension.report(flight.delivered) for extension in peer.trainer.extensions}
     try:
         committed = link.exchange(
             flight.sent.packet,
@@ -321,7 +324,7 @@ def exchange(
                 grad_norm=peer.grad_norm,
                 behind=behind,
                 usual=peer.worker.usual,
-                extra=bodies_of(peer, flight.delivered),
+                extra={name: body for name, body in bodies.items() if body},
             ),
         )
     except Interrupted as interrupted:
@@ -329,12 +332,6 @@ def exchange(
         raise
     flight.taken, flight.refused = link.name in committed.accepted, committed.refused.get(link.name, "")
     flight.decided = time.monotonic()
-
-
-def bodies_of(peer: Peer, delivered: Sequence[Lease]) -> dict[str, bytes]:
-    """Return what extensions say of leases with their delivery."""
-    bodies = {extension.name: extension.report(delivered) for extension in peer.trainer.extensions}
-    return {name: body for name, body in bodies.items() if body}
 
 
 def receive(link: Link, peer: Peer, flight: Flight, committed: Future[None]) -> None:
@@ -404,7 +401,7 @@ def join(link: Link, peer: Peer, done: Exchange) -> StepDone:
         tokens=gradient.lease.tokens if gradient else 0,
         loss=gradient.lease.measured.mean if gradient else None,
         grad_norm=gradient.norm if gradient else None,
-        local_steps=local_steps(peer, done.round),
+        local_steps=peer.rungs[done.round.rung].local_steps,
         lr=peer.rate,
         fingerprint=worker.global_model.fingerprint,
         accepted=bool(flight.taken),
@@ -417,6 +414,29 @@ def join(link: Link, peer: Peer, done: Exchange) -> StepDone:
         compute_finished=gradient.finished if gradient else None,
         join_s=join_s,
     )
+
+
+def shrink_to_fit(peer: Peer, work: Callable[[], T]) -> Generator[Lowered, None, T]:
+    """Do `work`, again with half the micro-batch each time that memory runs out; `yield from` gives its
+    result.
+
+    Raises:
+        MemoryFull: not even one sequence fits.
+    """
+    while True:
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            if not is_full(error):
+                raise
+            if peer.micro_batch == 1:
+                said = f"memory is full with one sequence at a time ({first_line(error)})"
+                raise MemoryFull(said, fixes(peer.recipe)) from error
+            said = first_line(error)
+        # Outside of the handler: what the failed attempt held has gone with its traceback.
+        release()
+        peer.micro_batch = (peer.micro_batch + 1) // 2
+        yield Lowered(peer.micro_batch, said)
 
 
 def leave_room(peer: Peer) -> Iterator[Lowered]:
@@ -516,7 +536,7 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
     for extension in peer.trainer.extensions:
         if found := (yield from extension.beside(link, peer, round)):
             beside[extension.name] = found
-    steps = min(local_steps(peer, round), max(1, round.steps - round.step))
+    steps = min(peer.rungs[round.rung].local_steps, max(1, round.steps - round.step))
     done: Gradient | None = None
     for number, part in parts_of(lease, steps):
         if done is not None:
@@ -534,15 +554,10 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
 def leased(peer: Peer, packed: bytes, count: int) -> list[Sample]:
     """Unpack samples that the hub has sent. Raises ForeignSamples where they are not so many, or of other
     lengths than the run's."""
-    samples = unpack_samples(packed, SampleLimits.of(peer.recipe, peer.vocabulary))
+    samples = unpack_samples(packed, peer.limits)
     if len(samples) != count:
         raise ForeignSamples(f"{len(samples):,} samples came, {count:,} were announced")
     return samples
-
-
-def local_steps(peer: Peer, round: Round) -> int:
-    """Return H of a round."""
-    return peer.recipe.compression.rungs[round.rung].local_steps
 
 
 def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequence[Sample]]]:
@@ -555,21 +570,8 @@ def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequenc
 def share_of(peer: Peer, round: Round, samples: int) -> float:
     """Return the share of a step's samples that a gradient of this peer has; 1 where its optimizer works for
     itself, as published methods have it."""
-    alone = round.peers == 1 or not one_machine(peer.recipe.compression)
+    alone = round.peers == 1 or not peer.one_machine
     return 1.0 if alone else min(1.0, samples / peer.recipe.training.global_batch_size)
-
-
-def halves_of(peer: Peer, lease: Sequence[Sample], share: float) -> list[Sequence[Sample]]:
-    """Cut a lease in two where the noise in it is to be measured now."""
-    half = len(lease) // 2 if share < 1 and compared_in(peer.steps) else 0
-    return [lease[:half], lease[half:]] if half else [lease]
-
-
-def groups_of(peer: Peer, samples: Sequence[Sample]) -> Iterator[list[Sequence[Sample]]]:
-    """Cut samples into groups of micro-batches that are computed at once."""
-    parts, width = list(batches(samples, peer.micro_batch)), peer.trainer.at_once
-    for start in range(0, len(parts), width):
-        yield parts[start : start + width]
 
 
 def compute(
@@ -577,26 +579,27 @@ def compute(
 ) -> Gradient | None:
     """Compute the gradient of the mean loss over the terms of a step, micro-batch by micro-batch."""
     started, norm = time.monotonic(), None
-    terms = objective_of(peer.recipe).terms(lease)
-    halves = halves_of(peer, lease, share)
+    terms, width = peer.objective.terms(lease), peer.trainer.at_once
+    # a lease is cut in two where the noise in it is to be measured now
+    half = len(lease) // 2 if share < 1 and compared_in(peer.steps) else 0
+    halves = [list(batches(part, peer.micro_batch)) for part in (lease[:half], lease[half:]) if part]
     while norm is None:
         found = Measured()
         peer.trainer.zero(share)
-        for half in halves:
-            for group in groups_of(peer, half):
+        for parts in halves:
+            for start in range(0, len(parts), width):
                 if link.leaving.is_set():
                     return None
                 try:
-                    found += peer.trainer.backward(group, terms, round)
+                    found += peer.trainer.backward(parts[start : start + width], terms, round)
                 except Interrupted:
                     return None
-            if half is not halves[-1]:
+            if parts is not halves[-1]:
                 peer.trainer.partly(found.terms / max(terms, 1))
         norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)
     tokens = sum(sample.count for sample in lease)
     if found.notes:
-        parts = [part for half in halves for group in groups_of(peer, half) for part in group]
-        notes = {name: in_order(lease, parts, of) for name, of in found.notes.items()}
+        notes = {name: in_order(lease, [*chain(*halves)], of) for name, of in found.notes.items()}
         found = replace(found, notes=notes)
     return Gradient(Lease(round, found, tokens), norm, number, started, time.monotonic())
 
@@ -626,6 +629,6 @@ def take_step(peer: Peer, round: Round, number: int) -> None:
         peer.rate_at = learning_rate(training, round.steps)
     peer.rate = peer.rate_at(round.step + number)
     busy = min(round.peers, training.global_batch_size)  # more than samples have none
-    share = outer_optimizer_of(peer.recipe.compression).peers_share(max(busy, 1))
+    share = peer.outer.peers_share(max(busy, 1))
     peer.trainer.step(share * peer.rate, share * training.adam_beta1)
     peer.steps += 1

@@ -1,13 +1,13 @@
-"""The micro-batch: how many sequences fit into a machine's memory, and what to do when they do not.
+"""The micro-batch: how many sequences fit into a machine's memory, and what to say when not one does.
 
 The losses and gradients of micro-batches add up to those of a lease. So their size is the machine's own
-affair: it is found at the start, and halved when memory runs out.
+affair: it is found at the start, and the loop halves it when memory runs out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -17,9 +17,7 @@ from recipes.hardware import host_memory
 from recipes.objectives import objective_of
 
 from .optimizers import STATE
-from .types import Lowered, Peer, Trainer
-
-T = TypeVar("T")
+from .types import Trainer
 
 # What torch and oneDNN say on a CPU; on an accelerator there is torch.OutOfMemoryError.
 FULL = ("DefaultCPUAllocator", "could not create a primitive", "backend out of memory")
@@ -43,29 +41,6 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         words in str(error) for words in FULL
     )
-
-
-def shrink_to_fit(peer: Peer, work: Callable[[], T]) -> Generator[Lowered, None, T]:
-    """Do `work`, again with half the micro-batch each time that memory runs out; `yield from` gives its
-    result.
-
-    Raises:
-        MemoryFull: not even one sequence fits.
-    """
-    while True:
-        try:
-            return work()
-        except (RuntimeError, MemoryError) as error:
-            if not is_full(error):
-                raise
-            if peer.micro_batch == 1:
-                said = f"memory is full with one sequence at a time ({first_line(error)})"
-                raise MemoryFull(said, fixes(peer.recipe)) from error
-            said = first_line(error)
-        # Outside of the handler: what the failed attempt held has gone with its traceback.
-        release()
-        peer.micro_batch = (peer.micro_batch + 1) // 2
-        yield Lowered(peer.micro_batch, said)
 
 
 def first_line(error: BaseException) -> str:

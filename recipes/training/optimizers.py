@@ -297,24 +297,6 @@ def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
     return lambda step: training.learning_rate * factors(min(step, steps - 1))
 
 
-def set_learning_rate(
-    optimizer: Optimizer, rate: float, beta1: float | None = None, longer: float = 1.0
-) -> None:
-    """Set the learning rate of all groups; and beta1, where there is one.
-
-    Args:
-        longer: factor on each step, as if the root of the second moment were so many times smaller: epsilon
-            stays what it is beside that, and weight decay what it is beside `rate`.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = rate * longer
-        for name, scale in (("eps", longer), ("weight_decay", 1 / longer)):
-            if isinstance(given := group.setdefault(f"given_{name}", group.get(name)), float):
-                group[name] = given * scale
-        if beta1 is not None and "betas" in group:
-            group["betas"] = (beta1, *group["betas"][1:])
-
-
 # ---- momentum masking --------------------------------------------------------------------------------------
 
 

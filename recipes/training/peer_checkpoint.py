@@ -20,10 +20,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from recipes.hardware import host_memory
-from recipes.weight_files import CHECK, GRADIENT_CHUNK, SUMS, damaged_part, sum_of, write_with_sums
+from recipes.weight_files import CHECK, SUMS, damaged_part, sum_of, write_with_sums
 
 from .loop import settle
-from .trainer import LOCAL, OPTIMIZER, Lazy
+from .trainer import GRADIENT_CHUNK, LOCAL, OPTIMIZER, Lazy
 from .types import Peer
 
 FORMAT = "1"

@@ -3,6 +3,8 @@ name.
 
 What the loop asks for is `types.Trainer`, which may be spread over several devices too.
 
+x_i is one vector, of which the model's parameters are views (`FlatParameters`).
+
 Without float32 master weights x_i = x' + d_i, of which d_i alone is stored, in bfloat16, rounded at random
 (`RoundedLocalModel`). Were x_i itself in bfloat16, its rounding, up to 2^-9 |x_i|, would be larger than most
 steps; it would stand in d_i = x_i - x', and peers would send it to each other for ever. d_i is small, and so
@@ -18,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import isfinite, prod
 
@@ -30,15 +33,158 @@ from compress import Shard, Update, brought
 from recipes.algorithm import ShardUpdate, each_window
 from recipes.config import Recipe
 from recipes.data import Sample
+from recipes.errors import ModelError
 from recipes.hardware import half_precision
 from recipes.models import autocast_dtype, trained_dtype
 from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
-from recipes.weight_files import GRADIENT_CHUNK, FlatParameters, clip
+from recipes.weight_files import layout_of
 
 from .gradient_noise import NOISE_VALUES, GradientNoise, positions_of
 from .micro_batch import share_taken, sizes_of
-from .optimizers import LINEAR, build_optimizer, embeddings_of, set_learning_rate
+from .optimizers import LINEAR, build_optimizer, embeddings_of
 from .types import ModelExtension
+
+# ---- x_i ---------------------------------------------------------------------------------------------------
+
+GRADIENT_CHUNK = 1 << 26  # gradient elements converted to FP32 at a time: 256 MiB
+
+
+class FlatParameters:
+    """The trained parameters of `model` as one vector in FP32, and their gradients as another.
+
+    In FP32 the model's parameters are views of the vector itself. With a half-precision `dtype` they are
+    views of a copy, which `refresh` updates; the vector has the master weights, and gradients are of that
+    dtype too.
+
+    The vector is filled parameter by parameter, and each parameter's former memory is freed: a device is
+    never given more of a model in the host's memory than what stays there.
+
+    Args:
+        device: of model, copy and gradients; None: the model's own. A frozen part moves there as well.
+        vector_on: device of the vector, if another.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        vector_on: torch.device | None = None,
+    ) -> None:
+        self.model = model
+        self.layout = layout_of(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]  # tied weights once
+        dtypes = {p.dtype for p in self._parameters}
+        devices = {p.device for p in self._parameters}
+        if dtypes != {torch.float32} or len(devices) != 1:
+            raise ModelError(f"parameters of {dtypes} on {devices}, expected float32 on one device")
+        size, own = self.layout.size, devices.pop()
+        there = device or own
+        self.vector = torch.empty(size, device=vector_on or there)  # (P,) float32
+        self.copy = None if dtype == torch.float32 else torch.empty(size, dtype=dtype, device=there)  # (P,)
+        with torch.no_grad():
+            for p, start, stop in zip(
+                self._parameters, self.layout.offsets, self.layout.offsets[1:], strict=False
+            ):
+                self.vector[start:stop] = p.reshape(-1)
+                if self.copy is not None:
+                    self.copy[start:stop] = p.reshape(-1).to(dtype)
+                p.data = (self.vector if self.copy is None else self.copy)[start:stop].view(p.shape)
+        if there != own:
+            model.to(there)  # buffers; the parameters are there
+        self.grad = torch.zeros(size, dtype=dtype, device=there)  # (P,)
+        self.grads = self.layout.views(self.grad)
+        for p, g in zip(self._parameters, self.grads, strict=True):
+            p.grad = g  # autograd adds to an existing gradient, so backward() fills the vector
+
+    @cached_property
+    def masters(self) -> list[Tensor]:
+        """Parameters for the optimizer: views of the vector."""
+        if self.copy is None:
+            return [*self._parameters]
+        return [view.detach().requires_grad_() for view in self.layout.views(self.vector)]
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Step the optimizer: x_i <- x_i - optimizer(g_i). Half-precision gradients become FP32 in chunks."""
+        if self.copy is None:
+            optimizer.step()
+            return
+        for part in self._parts:
+            for master, grad in part:
+                master.grad = grad.float()
+            optimizer.step()  # skips parameters without a gradient
+            for master, _ in part:
+                master.grad = None
+
+    @cached_property
+    def _parts(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Masters with their gradients, in parts of about GRADIENT_CHUNK elements."""
+        parts: list[list[tuple[Tensor, Tensor]]] = []
+        room = 0
+        for pair in zip(self.masters, self.grads, strict=True):
+            if room <= 0:
+                parts.append([])
+                room = GRADIENT_CHUNK
+            parts[-1].append(pair)
+            room -= pair[0].numel()
+        return parts
+
+    def take(self, x: Tensor) -> None:
+        """Copy x into the vector."""
+        self.vector.copy_(x)
+
+    def refresh(self) -> None:
+        """Update the half-precision copy from the vector."""
+        if self.copy is not None:
+            self.copy.copy_(self.vector)
+
+    @contextmanager
+    def use(self, vector: Tensor) -> Iterator[nn.Module]:
+        """Let the model compute with `vector` (P,) meanwhile; a half-precision copy needs `refresh` after.
+
+        Where `vector` is in the host's memory, that of this model waits there as well: a device has no room
+        for both. Nobody may read or move it meanwhile.
+        """
+        self.layout.check(vector)
+        if self.copy is not None:
+            fill(self.copy, vector)
+            yield self.model
+            return
+        if vector.device == self.vector.device:
+            self._point_at(vector)
+            try:
+                yield self.model
+            finally:
+                self._point_at(self.vector)
+            return
+        aside = self.vector.cpu()
+        try:
+            fill(self.vector, vector)
+            yield self.model
+        finally:
+            fill(self.vector, aside)
+
+    def _point_at(self, vector: Tensor) -> None:
+        for p, view in zip(self._parameters, self.layout.views(vector), strict=True):
+            p.data = view
+
+
+def fill(to: Tensor, vector: Tensor) -> None:
+    """Copy a vector to another of any device and dtype, window by window."""
+    for start in range(0, len(vector), GRADIENT_CHUNK):
+        window = vector[start : start + GRADIENT_CHUNK]
+        to[start : start + len(window)] = brought(window, to.device)
+
+
+def clip(gradients: list[Tensor], limit: float) -> float:
+    """Clip the gradient that all of these are to the norm `limit` (0: no clipping); returns its norm before.
+    One that is short enough is only read."""
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    if limit > 0 and not (factor := limit / (norm + 1e-6)) >= 1:  # it may be NaN
+        torch._foreach_mul_(gradients, factor)
+    return float(norm)
+
 
 # ---- x_i without master weights ----------------------------------------------------------------------------
 
@@ -73,7 +219,7 @@ class RoundedLocalModel:
         self._flat = FlatParameters(model, torch.bfloat16, device, global_model_on)
         assert self._flat.copy is not None
         self.model, self.layout = model, self._flat.layout
-        self.grad, self.copy = self._flat.grad, self._flat.copy
+        self.grad, self.grads, self.copy = self._flat.grad, self._flat.grads, self._flat.copy
         self.global_model = self._flat.vector  # x', (P,) float32
         self.residual = torch.zeros_like(self.copy)  # d_i   (P,) bfloat16
         self.noise = torch.Generator(self.copy.device).manual_seed(seed)
@@ -101,11 +247,10 @@ class RoundedLocalModel:
             self.residual[start:stop] = there - self._global_model(start, stop)
 
     def step(self, optimizer: Optimizer) -> None:
-        grads = self.layout.views(self.grad)
         for part in self._parts():
             for i in part:
                 self.masters[i].data = self._x(*self._place(i)).view(self.layout.shapes[i])
-                self.masters[i].grad = grads[i].float()
+                self.masters[i].grad = self.grads[i].float()
             optimizer.step()  # passes over the parameters without a gradient
             for i in part:
                 start, stop = self._place(i)
@@ -298,7 +443,7 @@ class SingleDeviceTrainer:
         if self.scale.value != 1:
             self.flat.grad.div_(self.scale.value)
         limit *= self.noise.sums.norms(self.noise.share)
-        norm = clip(self.layout.views(self.flat.grad), limit)
+        norm = clip(self.flat.grads, limit)
         self.noise.scaled((min(1.0, limit / (norm + 1e-6)) if limit else 1.0) / self.scale.value)
         if self.noise.wanted:
             self.noise.take(self.sampled())
@@ -350,6 +495,24 @@ def backward(loss: BatchLoss, terms: int, scale: float = 1.0) -> Measured:
     """Add the gradient of (the losses of one micro-batch / terms)."""
     (loss.sum / max(terms, 1) * scale).backward()  # type: ignore[no-untyped-call]
     return measured(loss)
+
+
+def set_learning_rate(
+    optimizer: Optimizer, rate: float, beta1: float | None = None, longer: float = 1.0
+) -> None:
+    """Set the learning rate of all groups; and beta1, where there is one.
+
+    Args:
+        longer: factor on each step, as if the root of the second moment were so many times smaller: epsilon
+            stays what it is beside that, and weight decay what it is beside `rate`.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = rate * longer
+        for name, scale in (("eps", longer), ("weight_decay", 1 / longer)):
+            if isinstance(given := group.setdefault(f"given_{name}", group.get(name)), float):
+                group[name] = given * scale
+        if beta1 is not None and "betas" in group:
+            group["betas"] = (beta1, *group["betas"][1:])
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

@@ -12,10 +12,10 @@ from typing import BinaryIO, Protocol
 import torch
 from torch import Tensor, nn
 
-from recipes.algorithm import DecodedPacket, LocalModel, SideStream
+from recipes.algorithm import DecodedPacket, LocalModel, SideStream, one_machine, outer_optimizer_of
 from recipes.config import Recipe
-from recipes.data import Sample
-from recipes.objectives import Measured
+from recipes.data import Sample, SampleLimits
+from recipes.objectives import Measured, objective_of
 from recipes.weight_files import Layout
 
 # ---- the network -------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Peer:
     trainer: Trainer  # x_i, its gradient, its optimizer
     worker: PeerWorker
     recipe: Recipe
-    vocabulary: int | None  # token ids from the hub are below this
+    vocabulary: int | None  # token ids from the hub are below this; None: not known
     micro_batch: int  # sequences per forward pass; halved when memory runs out
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
@@ -332,6 +332,14 @@ class Peer:
     compute_s: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
     wait_s: float = 0.0  # how long the last step waited for its exchange
+
+    def __post_init__(self) -> None:
+        compression = self.recipe.compression
+        self.rungs = compression.rungs  # settings that a round may have
+        self.objective = objective_of(self.recipe)
+        self.limits = SampleLimits.of(self.recipe, self.vocabulary)  # of samples from the hub
+        self.outer = outer_optimizer_of(compression)
+        self.one_machine = one_machine(compression)  # peers make its steps on all samples
 
 
 # ---- extensions --------------------------------------------------------------------------------------------

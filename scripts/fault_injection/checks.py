@@ -16,7 +16,7 @@ from cocktail_cli.errors import EXIT
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config.loader import recipe_from_json
 from recipes.models.causal_lm import load_model
-from recipes.weight_files import FlatParameters
+from recipes.training import FlatParameters
 from scripts.fault_injection.faults import LEAVES, RECONNECTS, Record
 from scripts.fault_injection.schedule import JOINER, KINDS
 from scripts.swarms.commands import HUB, RELAY, Child, Swarm

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recipes.weight_files import FlatParameters, Layout
+from recipes.training import FlatParameters
+from recipes.weight_files import Layout
 
 SCALE = 2.0  # alpha / r
 SEED = 78

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from recipes.config.schema import Training
-from recipes.training.optimizers import build_optimizer, embeddings_of, learning_rate, set_learning_rate
-from recipes.weight_files import clip
+from recipes.training import build_optimizer, clip, embeddings_of, learning_rate, set_learning_rate
 from scripts.report import rows
 from scripts.study.train import ADAMW, Optim, Size, backward, base, documentation, loss_at, new_model
 from scripts.swarms.lab import parser

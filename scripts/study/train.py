@@ -36,8 +36,10 @@ from recipes.algorithm import (
 from recipes.config.schema import Compression, Training
 from recipes.training import (
     LINEAR,
+    FlatParameters,
     GradientNoise,
     build_optimizer,
+    clip,
     compared_in,
     embeddings_of,
     learning_rate,
@@ -45,7 +47,6 @@ from recipes.training import (
     positions_of,
     set_learning_rate,
 )
-from recipes.weight_files import FlatParameters, clip
 from scripts.study.adapters import Adapters
 from scripts.study.begun import Begun
 from scripts.study.device_exchange import Deltas, DeviceExchange, in_turn

@@ -34,7 +34,7 @@ from cocktail_cli.extensions.stages.compute import (
 )
 from cocktail_cli.extensions.stages.lines import Neighbour, StageLink, StageMessage
 from recipes.data import Sample
-from recipes.weight_files import FlatParameters
+from recipes.training import FlatParameters
 from scripts.swarms.processes import say
 from transport.protocol import CurveKeys
 from transport.wire import RouterWire

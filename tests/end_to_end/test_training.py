@@ -12,10 +12,9 @@ from transformers import get_cosine_schedule_with_warmup
 from recipes.algorithm import GlobalModel
 from recipes.config import load_recipe
 from recipes.data import collate
-from recipes.models import load_model, loss_sum
-from recipes.objectives import NextTokens, evaluate
-from recipes.training import Event, StepDone, build_optimizer
-from recipes.weight_files import FlatParameters
+from recipes.models import load_model
+from recipes.objectives import NextTokens, evaluate, loss_sum
+from recipes.training import Event, FlatParameters, StepDone, build_optimizer
 from scripts.swarms.processes import wait_for
 from transport.protocol import events as hub
 from transport.transfer import BandwidthBudget

@@ -78,7 +78,6 @@ def small_windows(monkeypatch: Any, elements: int) -> None:
     monkeypatch.setattr(fingerprint, "ROWS_AT_ONCE", 1)
     monkeypatch.setattr(fingerprint, "AT_ONCE", elements)
     monkeypatch.setattr("recipes.algorithm.worker.WINDOW", elements)
-    monkeypatch.setattr("recipes.weight_files.GRADIENT_CHUNK", elements)
     monkeypatch.setattr("recipes.training.trainer.GRADIENT_CHUNK", elements)
     monkeypatch.setattr("recipes.planning.memory_plan.GRADIENT_CHUNK", elements)
     monkeypatch.setattr("recipes.algorithm.worker.WINDOW", elements)

@@ -14,8 +14,7 @@ from recipes.config import load_recipe
 from recipes.data import Sample, batches
 from recipes.models import load_trained, prepare_base
 from recipes.planning import Machine, plan_memory
-from recipes.training import Lowered, Peer, build_peer
-from recipes.training.micro_batch import shrink_to_fit
+from recipes.training import Lowered, Peer, build_peer, shrink_to_fit
 
 LENGTH = 128
 multi_gpu = pytest.importorskip("cocktail_cli.extensions.multi_gpu")  # a project may be without it

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from recipes.errors import ModelError
 from recipes.models import load_model, open_tokenizer
-from recipes.weight_files import FlatParameters, Layout, atomic_folder, layout_of, quiet_transformers
+from recipes.training import FlatParameters
+from recipes.weight_files import Layout, atomic_folder, layout_of, quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,8 +10,7 @@ import torch
 
 from recipes.config import load_recipe
 from recipes.models import load_trained
-from recipes.training import learning_rate
-from recipes.weight_files import FlatParameters
+from recipes.training import FlatParameters, learning_rate
 from scripts.report.rival_tables import language_models
 from scripts.study.begun import Begun
 from scripts.study.cells import Cell, read, write

@@ -36,8 +36,7 @@ from recipes.data import (
     plain_text,
 )
 from recipes.errors import DataError
-from recipes.models import token_losses
-from recipes.objectives import BatchLoss, Bounds
+from recipes.objectives import BatchLoss, Bounds, token_losses
 
 MOST = 1e4  # nats of a margin: beyond, adapters have left their base for good
 

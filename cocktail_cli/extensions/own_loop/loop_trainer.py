@@ -28,8 +28,7 @@ from cocktail_cli.errors import Failure
 from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.objectives import Measured
-from recipes.training import Interrupted, ModelExtension, SingleDeviceTrainer
-from recipes.weight_files import FlatParameters, clip
+from recipes.training import FlatParameters, Interrupted, ModelExtension, SingleDeviceTrainer, clip
 
 T = TypeVar("T")
 POLL = 0.2  # seconds between two looks at whether the other thread is there

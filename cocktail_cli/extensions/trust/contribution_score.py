@@ -50,7 +50,7 @@ from recipes.config import Recipe
 from recipes.data import Corpus, shuffled_order
 from recipes.models import check_packing_isolation
 from recipes.objectives import objective_of
-from recipes.weight_files import FlatParameters
+from recipes.training import FlatParameters
 from transport.membership import STRIKES
 from transport.protocol import WeightedPacket
 

@@ -26,8 +26,7 @@ from torch.nn.functional import cross_entropy
 from compress import brought
 from recipes.config import load_recipe
 from recipes.models import load_trained
-from recipes.training import embeddings_of
-from recipes.weight_files import FlatParameters
+from recipes.training import FlatParameters, embeddings_of
 from scripts.study.adapters import SCALE
 from scripts.study.language.gguf_folder import model_folder
 from scripts.study.train import Size, Text, Texts

@@ -33,7 +33,7 @@ from recipes.models import (
     open_trained,
     prepare_base,
 )
-from recipes.weight_files import FlatParameters
+from recipes.training import FlatParameters
 from transport import Ledger
 from transport.ledger import EvaluationRow
 

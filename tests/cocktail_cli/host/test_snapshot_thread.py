@@ -22,7 +22,7 @@ from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config import load_recipe
 from recipes.models import load_model, open_tokenizer, prepare_base
 from recipes.snapshots import Fold
-from recipes.weight_files import FlatParameters
+from recipes.training import FlatParameters
 from transport import Ledger
 from transport.ledger import RoundRow
 from transport.protocol import messages

@@ -25,8 +25,8 @@ from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.models import load_model, load_trained
 from recipes.training import HandedOver, Peer, StepDone, build_peer, peer_checkpoint, read, restore
-from recipes.training.loop import apply, compute
-from recipes.training.micro_batch import shrink_to_fit, tried
+from recipes.training.loop import apply, compute, shrink_to_fit
+from recipes.training.micro_batch import tried
 
 pytestmark = pytest.mark.slow
 MANY, LONG = 32, 512  # sequences and tokens of a micro-batch whose logits alone take 20 MB

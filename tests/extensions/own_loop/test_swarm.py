@@ -22,7 +22,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.extensions.own_loop.hub import WeighedClaims
 from cocktail_cli.extensions.own_loop.loop_trainer import own_gradients
 from cocktail_cli.extensions.own_loop.swarm import Swarm
-from recipes.weight_files import clip
+from recipes.training import clip
 from transport.protocol import events as hub
 
 pytestmark = pytest.mark.slow

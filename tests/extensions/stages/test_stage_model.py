@@ -19,7 +19,8 @@ from cocktail_cli.extensions.stages.compute import (
 from recipes.config import Lora
 from recipes.data import Sample, collate
 from recipes.errors import ModelError
-from recipes.models import add_adapters, loss_sum
+from recipes.models import add_adapters
+from recipes.objectives import loss_sum
 from recipes.weight_files import layout_of
 
 SIX = [*CONFIGS, "qwen3_tied", "opt_projected"]

@@ -18,7 +18,7 @@ from cocktail_cli.extensions.stages.compute.stage_worker import activations_of
 from cocktail_cli.extensions.stages.lines import StageMessage
 from compress import PacketError
 from recipes.data import Sample, collate
-from recipes.models import loss_sum
+from recipes.objectives import loss_sum
 from scripts.swarms.stage_ring import LineSetting, StageRing
 
 EXACT, AQ_SGD = LineSetting(), LineSetting(bits=4, gradient_bits=8, places=8, rows=16)

@@ -20,7 +20,7 @@ from compress import Sample as Drawn
 from compress import decode, join
 from recipes.config import Recipe
 from recipes.data import Corpus, Sample, collate
-from recipes.models import loss_sum
+from recipes.objectives import loss_sum
 
 PEERS = [f"p{i}" for i in range(10)]
 VOCABULARY = 11

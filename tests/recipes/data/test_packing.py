@@ -12,8 +12,9 @@ from recipes.config import Data, load_recipe
 from recipes.data import Sample, collate, pack_samples, unpack_samples
 from recipes.data.tokenization import TokenizedDocument, make_samples
 from recipes.errors import ModelError
-from recipes.models import check_fit, check_packing_isolation, loss_sum
-from recipes.models.causal_lm import logits_of, visible_in
+from recipes.models import check_fit, check_packing_isolation
+from recipes.models.causal_lm import visible_in
+from recipes.objectives import logits_of, loss_sum
 from recipes.training import build_peer
 
 KEPT_APART = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from recipes.config import load_recipe
 from recipes.errors import ModelError
 from recipes.models import load_model, open_vector, prepare_base
-from recipes.weight_files import FlatParameters
+from recipes.training import FlatParameters
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from tiny_models import CONFIGS, TIED, VOCABULARY
 
 from recipes.data import Sample, collate
 from recipes.errors import ModelError
-from recipes.models import TextGenerator, load_model, loss_sum
-from recipes.objectives import NextTokens, evaluate
-from recipes.weight_files import FlatParameters, Layout, layout_of
+from recipes.models import TextGenerator, load_model
+from recipes.objectives import NextTokens, evaluate, loss_sum
+from recipes.training import FlatParameters
+from recipes.weight_files import Layout, layout_of
 
 
 @pytest.fixture

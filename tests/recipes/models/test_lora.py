@@ -28,15 +28,16 @@ from recipes.models import (
     count_trainable,
     load_model,
     load_trained,
-    loss_sum,
     meta_trained_model,
     open_trained,
     weight_dtypes,
     write_merged,
 )
 from recipes.models.trainable import draw_uniform, row_norms
+from recipes.objectives import loss_sum
 from recipes.snapshots import Fold
-from recipes.weight_files import FlatParameters, layout_of, write_model_files
+from recipes.training import FlatParameters
+from recipes.weight_files import layout_of, write_model_files
 
 ROWS = [Sample(np.arange(3, 15, dtype=np.int32), np.arange(12) > 0)]
 

@@ -10,8 +10,8 @@ from tiny_models import COMMON, CONFIGS, WIDTH
 
 from recipes.config import Lora
 from recipes.data import Sample, collate
-from recipes.models import add_adapters, loss_sum
-from recipes.models.causal_lm import can_slice, logits_of, uses_liger
+from recipes.models import add_adapters
+from recipes.objectives import can_slice, logits_of, loss_sum, uses_liger
 
 HEADS: dict[str, Any] = CONFIGS | {
     "gemma2": lambda: transformers.Gemma2Config(  # soft capping after the head

@@ -9,7 +9,8 @@ from tiny_models import CLASSES, GROUPED, WIDTH
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recipes.config import Lora
-from recipes.models import add_adapters, causal_model
+from recipes.models import add_adapters
+from recipes.objectives import causal_model
 from recipes.planning.activations import MicroBatch, move, repeated_layers, repetition, trace, trace_pass
 
 # the fewest of which not all are traced: one layer in two has full attention, one in six

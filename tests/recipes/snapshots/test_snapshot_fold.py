@@ -36,8 +36,8 @@ from recipes.snapshots import (
     remove_unfinished_snapshots,
     write_chunk_hashes,
 )
+from recipes.training import FlatParameters
 from recipes.weight_files import (
-    FlatParameters,
     Layout,
     StoredTensor,
     StoredVector,

@@ -12,7 +12,8 @@ from test_precision import ROWS, recipe_of, stepped
 from tiny_models import CONFIGS
 
 from recipes.data import collate
-from recipes.models import load_trained, loss_sum, open_trained
+from recipes.models import load_trained, open_trained
+from recipes.objectives import loss_sum
 from recipes.training import Peer, build_peer, peer_checkpoint
 from recipes.weight_files import layout_of
 

@@ -20,6 +20,7 @@ from recipes.errors import MissingPackage, ModelError
 from recipes.hardware import HostMemory
 from recipes.models import available_attention, check_trainable, load_trained
 from recipes.training import (
+    FlatParameters,
     LossScale,
     Lowered,
     Peer,
@@ -34,7 +35,6 @@ from recipes.training import (
 from recipes.training.micro_batch import MemoryFull, guessed, tried
 from recipes.training.optimizers import EIGHT_BIT, eight_bit
 from recipes.training.trainer import rounded, unpacked
-from recipes.weight_files import FlatParameters
 
 ROWS = [
     Sample(np.arange(first, first + length, dtype=np.int32), np.arange(length) > 0)
@@ -115,7 +115,7 @@ def test_masters_keep_steps_that_bfloat16_would_round_away(base) -> None:
 def test_a_step_in_parts_is_the_step_of_all_parameters_at_once(base, monkeypatch) -> None:
     locals = [alone(base, model={"dtype": "bfloat16"}) for _ in range(2)]
     stepped(locals[0], 3)
-    monkeypatch.setattr("recipes.weight_files.GRADIENT_CHUNK", 1)
+    monkeypatch.setattr("recipes.training.trainer.GRADIENT_CHUNK", 1)
     stepped(locals[1], 3)
 
     assert torch.equal(locals[0].flat.vector, locals[1].flat.vector)

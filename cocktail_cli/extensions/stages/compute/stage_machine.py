@@ -33,8 +33,8 @@ from recipes.algorithm import DecodedPacket, GlobalModel, Part, Worker, adaptive
 from recipes.config import Recipe, recipe_from_json
 from recipes.errors import ModelError
 from recipes.models import build_on_meta, frozen_name, open_trained, open_vector
-from recipes.training import GradientNoise, SingleDeviceTrainer, positions_within
-from recipes.weight_files import FlatParameters, Layout, StoredVector, layout_of
+from recipes.training import FlatParameters, GradientNoise, SingleDeviceTrainer, positions_within
+from recipes.weight_files import Layout, StoredVector, layout_of
 
 from .activation_codec import ActivationDecoder, ActivationEncoder, ActivationMemory
 from .ring_request import BRINGS, Answer, StageLost

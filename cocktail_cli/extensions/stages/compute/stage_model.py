@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.errors import ModelError
-from recipes.models import causal_model, decoder_inputs, loss_sum, replaced_forward
+from recipes.objectives import causal_model, decoder_inputs, loss_sum, replaced_forward
 from recipes.weight_files import Layout
 
 

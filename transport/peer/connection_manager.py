@@ -56,6 +56,7 @@ STALLED_S = 10.0  # a bulk flow that owes an answer for this long is dialled ane
 BACKED_OFF_S = 2.5
 # Who let this peer wait is about to be the hub, and back at its port within the second time.
 TAKES_OVER_RETRY, TAKES_OVER_S = 0.5, 15.0
+LEASE_S = 1.0  # for which the packet of a round waits for the next lease
 LOOK_S = 1.0  # of silence, after which the kernel is asked whether bytes still move
 OF_SAMPLES = "so many samples, of at most the recipe's max_length"
 # Beginnings of the names of all objects that may be fetched, each with the reason of its bound; extensions
@@ -140,6 +141,9 @@ class ConnectionManager:
         # itself, packets are not prefetched.
         self.part_of: Callable[[messages.Committed], HubPart | None] | None = lambda _: None
         self.bounds: SizeBounds | None = None  # of the run's objects; without them nothing is prefetched
+        # With rounds in flight a lease is needed at once and a packet is not. On the hub's line leases would
+        # wait behind the packets of all peers, so these are asked for when the lease is here.
+        self.leases_first = False
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
         self._error: Unreachable | None = None  # of the newest dial
@@ -298,6 +302,10 @@ class ConnectionManager:
         if self.state.offer_again:
             self.state.offer_again = False
             self.transfers.offer_again()
+        if isinstance(message, messages.Committed) and self.leases_first:
+            self.transfers.packets_from = now + LEASE_S
+        elif isinstance(message, messages.Round) and not message.samples:
+            self.transfers.packets_from = 0.0
         if most is None:
             return
         if isinstance(message, messages.Round) and message.samples:
@@ -347,6 +355,9 @@ class ConnectionManager:
             if isinstance(message, messages.Data):  # it was charged when it was asked for
                 self._down_bucket.take(-self.transfers.expected(message.name, message.index), now)
             self.transfers.receive(message, event.frames[1] if len(event.frames) > 1 else b"", now)
+            lease = self.transfers.downloads.get(message.name) if isinstance(message, messages.Data) else None
+            if lease is not None and lease.name.startswith("lease/") and lease.done:
+                self.transfers.packets_from = 0.0
 
     def _new_session(self, now: float) -> None:
         """Drop the bulk flows and uploads of the old session. Downloads go on: objects belong to the run."""

@@ -206,6 +206,10 @@ class PeerLink:
         with self._changed:
             self._connections.bounds = bounds
 
+    def lease_first(self, wanted: bool) -> None:
+        """Let packets wait until the next lease is here, as where they are not needed at once."""
+        self._connections.leases_first = wanted
+
     def fetch(self, name: str, most: int, sha256: str = "") -> bytes:
         """Fetch the object `name`, of at most `most` bytes, into memory.
 

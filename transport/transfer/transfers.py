@@ -166,6 +166,7 @@ class PeerTransfers:
         self._flows: set[int] = set()
         self._under: dict[FragmentKey, Sent] = {}
         self._orphans: dict[str, int] = {}  # forgotten while under way -> bytes of their fragments
+        self.packets_from = 0.0  # when packets may be asked for
 
     def up(self, flow: int, credit: int, rtt: float, now: float) -> None:
         """Start using a flow; attaching it to the session took `rtt` seconds."""
@@ -328,7 +329,7 @@ class PeerTransfers:
                 out.append(Outgoing(flow, chunk, data))
                 up -= len(data)
         for download in sorted(self.downloads.values(), key=lambda d: max(0, d.size - d.received)):
-            if download.done:
+            if download.done or (now < self.packets_from and download.name.startswith("packet/")):
                 continue
             fragment = min(download.chunk, self.windows[False].fragment)
             adapts = download.wanted != fragment and not download.fixed

@@ -65,6 +65,27 @@ def test_a_hub_that_takes_connections_but_is_slow_is_dialled_for_longer(layer: s
     assert isinstance(connections.broken, Unreachable)
 
 
+@pytest.mark.parametrize(("arrives", "at"), [(True, 2.1), (False, 3.0)])
+def test_with_rounds_in_flight_a_packet_is_asked_for_when_the_next_lease_is_here_or_late(
+    arrives: bool, at: float
+) -> None:
+    connections = joined(SilentWire())
+    transfers, data = connections.transfers, messages.Data("lease/1", 0, 5)
+    transfers.up(1, 64, 0.05, 1.0)
+    connections.leases_first = True
+    connections._received(Received(CONTROL, [encode(messages.Committed(0, 100, "", ["ann"]))]), 2.0)
+    for name in ("packet/0", "lease/1"):
+        transfers.fetch(name, ChunkBuffer, 100)
+    assert [
+        out.message.name for out in (*transfers.outgoing(now=2.0), *transfers.outgoing(now=at - 0.01))
+    ] == ["lease/1"]
+
+    if arrives:
+        connections._received_bulk(Received(1, [encode(data), b"12345"]), data, at)
+
+    assert [out.message.name for out in transfers.outgoing(now=at)] == ["packet/0"]
+
+
 def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_control_connection() -> None:
     wire = SilentWire()
     connections = joined(wire)

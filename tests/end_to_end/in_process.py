@@ -113,11 +113,15 @@ def neox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny("gpt_neox", tmp_path_factory.mktemp("neox"))
 
 
+def write_rows(folder: Path, count: int) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(count)))
+    return path
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(66)))
-    return path
+    return write_rows(tmp_path, 66)
 
 
 def nobody(peer: ReachablePeer) -> PeerLink:

@@ -1,11 +1,10 @@
 """Peers that own shards and reach each other, on real sockets: what each of them sends and receives."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from in_process import Swarm, recipe_of, rows
+from in_process import Swarm, recipe_of, write_rows
 
 from transport.protocol import events as hub
 
@@ -14,9 +13,7 @@ NAMES = ("ann", "bob", "cat", "dan")
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(42)))
-    return path
+    return write_rows(tmp_path, 42)
 
 
 @pytest.mark.alone  # bytes count here, and a line of a busy machine sends some twice

@@ -1,6 +1,5 @@
 """A peer that is spread over two processes: to itself what one process would be, to the run one peer."""
 
-import json
 import resource
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from in_process import Member, Swarm, recipe_of, rows, save_tiny
+from in_process import Member, Swarm, recipe_of, save_tiny, write_rows
 from torch import Tensor
 
 from cocktail_cli.extensions.multi_gpu import GpuProcesses
@@ -43,9 +42,7 @@ def ranks(fast_starts: None) -> Iterator[GpuProcesses]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(54)))
-    return path
+    return write_rows(tmp_path, 54)
 
 
 def lease() -> list[list[Sample]]:

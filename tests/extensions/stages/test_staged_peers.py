@@ -1,6 +1,5 @@
 """Replicas of several machines in a real run: to the hub each is one peer, to the model a whole one."""
 
-import json
 import queue
 import threading
 from collections import Counter, defaultdict
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from in_process import Member, Swarm, recipe_of, rows, save_tiny
+from in_process import Member, Swarm, recipe_of, save_tiny, write_rows
 
 from cocktail_cli.extensions.stages.compute import (
     RingHead,
@@ -157,9 +156,7 @@ class StagedSwarm(Swarm):
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(42)))
-    return path
+    return write_rows(tmp_path, 42)
 
 
 def staged_recipe(tmp_path: Path, family: str, data: Path, **sections: dict[str, Any]) -> Recipe:

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from test_precision import ROWS, recipe_of, stepped
-from tiny_models import CONFIGS
 
 from recipes.data import collate
 from recipes.models import load_trained, open_trained
@@ -18,14 +16,6 @@ from recipes.training import Peer, build_peer, peer_checkpoint
 from recipes.weight_files import layout_of
 
 pytest.importorskip("bitsandbytes")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("llama")
-    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(folder)
-    return folder
 
 
 def peer_of(base: Path, optim: str, **sections: Any) -> Peer:

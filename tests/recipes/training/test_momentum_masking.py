@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from test_matrix_optimizers import model
+from torch import Tensor
 
 from recipes.algorithm import Aggregator, compressor_of
 from recipes.config import Recipe, load_recipe
@@ -16,12 +16,6 @@ WHOLE, LATE = 0, 2  # rounds: everything is sent; the update is not taken
 
 def recipe(*keys: str) -> Recipe:
     return load_recipe("smoke", ["compression.topk_ratio=0.05", "compression.staleness=0", *keys])
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=48, max_position_embeddings=16, **sizes))
 
 
 def take_step(peer: Peer, seed: int) -> None:

@@ -43,14 +43,6 @@ ROWS = [
 TOKENS = sum(sample.count for sample in ROWS)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("llama")
-    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(folder)
-    return folder
-
-
 def recipe_of(base: Path, **sections: Any) -> Recipe:
     training = {"optim": "adamw_torch", "activation_checkpointing": False, "learning_rate": 1e-3}
     return Recipe.model_validate(

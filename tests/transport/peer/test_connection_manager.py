@@ -1,5 +1,7 @@
 """The peer's transport thread, asked what it does at which time; its wire only remembers."""
 
+from copy import deepcopy
+
 import pytest
 
 from transport.peer import LinkLimits, PeerState
@@ -65,25 +67,21 @@ def test_a_hub_that_takes_connections_but_is_slow_is_dialled_for_longer(layer: s
     assert isinstance(connections.broken, Unreachable)
 
 
-@pytest.mark.parametrize(("arrives", "at"), [(True, 2.1), (False, 3.0)])
-def test_with_rounds_in_flight_a_packet_is_asked_for_when_the_next_lease_is_here_or_late(
-    arrives: bool, at: float
-) -> None:
+def test_with_rounds_in_flight_a_packet_is_asked_for_when_the_next_lease_is_here_or_late() -> None:
     connections = joined(SilentWire())
     transfers, data = connections.transfers, messages.Data("lease/1", 0, 5)
     transfers.up(1, 64, 0.05, 1.0)
+    transfers.fetch("packet/0", ChunkBuffer, 100)
+    transfers.fetch("lease/1", ChunkBuffer, 100)
     connections.leases_first = True
     connections._received(Received(CONTROL, [encode(messages.Committed(0, 100, "", ["ann"]))]), 2.0)
-    for name in ("packet/0", "lease/1"):
-        transfers.fetch(name, ChunkBuffer, 100)
-    assert [
-        out.message.name for out in (*transfers.outgoing(now=2.0), *transfers.outgoing(now=at - 0.01))
-    ] == ["lease/1"]
+    asked = [(out.message.name, now) for now in (2.0, 2.9) for out in transfers.outgoing(now=now)]
+    late = [out.message.name for out in deepcopy(transfers).outgoing(now=3.0)]
 
-    if arrives:
-        connections._received_bulk(Received(1, [encode(data), b"12345"]), data, at)
+    connections._received_bulk(Received(1, [encode(data), b"12345"]), data, 2.9)
 
-    assert [out.message.name for out in transfers.outgoing(now=at)] == ["packet/0"]
+    assert asked == [("lease/1", 2.0)]
+    assert late == [out.message.name for out in transfers.outgoing(now=2.9)] == ["packet/0"]
 
 
 def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_control_connection() -> None:

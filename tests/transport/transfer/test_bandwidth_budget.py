@@ -31,14 +31,11 @@ def test_how_many_steps_a_line_needs_depends_on_no_number_of_steps_and_falls_wit
 
 
 def test_of_what_was_not_measured_nothing_is_known() -> None:
-    assert (
-        BandwidthBudget().up
-        == BandwidthBudget().computed(1.0).up
-        == BandwidthBudget().sent(10**6, 1.0).up
-        == 0
-    )
-    assert BandwidthBudget().computed(1.0).sent(10**6, 1.0).needs(10**6) == 0
-    assert BandwidthBudget().computed(1.0).sent(10**6, 1.0).received(10**6, 1.0).needs(0) == 0
+    new = BandwidthBudget()
+
+    assert new.up == new.computed(1.0).up == new.sent(10**6, 1.0).up == 0
+    assert new.computed(1.0).sent(10**6, 1.0).needs(10**6) == 0
+    assert new.computed(1.0).sent(10**6, 1.0).received(10**6, 1.0).needs(0) == 0
 
 
 @given(st.floats(0.1, 100), st.floats(1e4, 1e8))

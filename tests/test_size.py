@@ -20,16 +20,16 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_546,
-    "lines with code, extensions": 17_198,
-    "lines with code, scripts": 10_438,
-    "lines with code, tests": 47_473,
-    "modules": 299,
+    "lines with code, heart": 29_459,
+    "lines with code, extensions": 17_197,
+    "lines with code, scripts": 10_428,
+    "lines with code, tests": 47_471,
+    "modules": 297,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_018,
-    "functions without a docstring, %": 22,
+    "words of documents": 54_015,
+    "functions without a docstring, %": 21,
 }
 
 

@@ -28,7 +28,7 @@ COCKTAIL = (sys.executable, "-m", "cocktail_cli")
 LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_length=32 max_steps=4000 -o out"
 SMALL = "global_batch_size=12 data.val_set_size=4"
 BARE = "without=[proofs,diagnosis]"  # each other run signs receipts, and finds out who is slow
-MOST = {"a round": (776, 81), "a join": (852, 84)}  # functions, files; a busy machine enters some 10, 2 more
+MOST = {"a round": (685, 71), "a join": (804, 83)}  # functions, files; a busy machine enters some 10, 2 more
 LOADED = {  # packages of one capability that a run without it loads all the same
     "recipes/planning",
 }

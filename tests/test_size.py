@@ -20,7 +20,7 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_459,
+    "lines with code, heart": 29_463,
     "lines with code, extensions": 17_197,
     "lines with code, scripts": 10_428,
     "lines with code, tests": 47_471,

@@ -54,7 +54,7 @@ class RunDelegate:
             raise ModelError(f"compression.shards is {shards:,}, more than {few}")
         self.aggregator = aggregator_of(recipe, self.parameters)
         self.durable = DurableAggregator(self.aggregator, ledger)
-        self.samples, self.tokens, self.opens = corpus.pack, corpus.tokens, self.aggregator.open
+        self.opens = self.aggregator.open
         self.model = CommittedModel(recipe, base.folder, ledger.parent)
         served = () if base.licence.gated else base.files
         self.files = {f"base/{file.name}": base.folder / file.name for file in served}
@@ -138,6 +138,12 @@ class RunDelegate:
         for judge in self.judges:
             judge.close()
         self.durable.close()
+
+    def samples(self, ids: Sequence[int]) -> bytes:
+        return self.corpus.pack(ids)
+
+    def tokens(self, ids: Sequence[int]) -> int:
+        return self.corpus.tokens(ids)
 
     def weight(self, ids: Sequence[int]) -> float:
         """Count the terms of the loss that these samples add: trained tokens, or samples."""

@@ -138,7 +138,7 @@ class JsonView:
         self.out = out
 
     def show(self, event: events.Event) -> None:
-        print(events.as_json(event), file=self.out, flush=True)  # ASCII: no terminal obeys it
+        put(events.as_json(event), self.out)
 
     def close(self) -> None:
         self.out.flush()

@@ -29,7 +29,7 @@ class AddressInUse(TransportError):
         self.host, self.port = host, port
 
 
-SLOW_HUB_S = 15.0
+SLOW_HUB_S = 15.0  # for which a hub that takes connections is dialled longer than the caller asks
 
 
 class Unreachable(TransportError):

@@ -23,7 +23,7 @@ CEILINGS = {
     "lines with code, heart": 29_463,
     "lines with code, extensions": 17_197,
     "lines with code, scripts": 10_428,
-    "lines with code, tests": 47_471,
+    "lines with code, tests": 47_472,
     "modules": 297,
     "recipe keys": 117,
     "options": 198,

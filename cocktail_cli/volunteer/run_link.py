@@ -218,7 +218,7 @@ class RunLink:
             one.took_round(message, asked, now)
         with self._served():
             rung = self.bounds.rung(message)
-            self.link.lease_first(rung.staleness > 1)
+            self.link.leases_first(rung.staleness > 1)
         before = self.round
         self.steps = before.spans * self.bounds.rung(before).local_steps if before is not None else 1
         self.round, oldest = message, message.round - messages.MOST_IN_FLIGHT

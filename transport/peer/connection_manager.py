@@ -355,9 +355,6 @@ class ConnectionManager:
             if isinstance(message, messages.Data):  # it was charged when it was asked for
                 self._down_bucket.take(-self.transfers.expected(message.name, message.index), now)
             self.transfers.receive(message, event.frames[1] if len(event.frames) > 1 else b"", now)
-            lease = self.transfers.downloads.get(message.name) if isinstance(message, messages.Data) else None
-            if lease is not None and lease.name.startswith("lease/") and lease.done:
-                self.transfers.packets_from = 0.0
 
     def _new_session(self, now: float) -> None:
         """Drop the bulk flows and uploads of the old session. Downloads go on: objects belong to the run."""

@@ -206,7 +206,7 @@ class PeerLink:
         with self._changed:
             self._connections.bounds = bounds
 
-    def lease_first(self, wanted: bool) -> None:
+    def leases_first(self, wanted: bool) -> None:
         """Let packets wait until the next lease is here, as where they are not needed at once."""
         self._connections.leases_first = wanted
 

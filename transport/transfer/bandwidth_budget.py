@@ -12,7 +12,7 @@ it took, E, and if that is not within LOW and HIGH of T,
     share <- share x AIM x T / E     by no more than MORE up, LESS down, then unchanged for SETTLE rounds
 
 AIM is below 1 by as much as the last of several peers is later than the others: transfers vary by a tenth and
-more, and a round waits for the last. A line that is filled to .94 made 8 peers wait 7 % of the time.
+more, and a round waits for the last. Lines filled to .94 make 8 peers wait 9 % of the time, in simulation.
 
 With a staleness S above 1 one round goes up while another comes down: each direction may take twice the share
 at first, and the exchange S rounds. But the hub opens a round when the one before is committed, so

@@ -166,7 +166,7 @@ class PeerTransfers:
         self._flows: set[int] = set()
         self._under: dict[FragmentKey, Sent] = {}
         self._orphans: dict[str, int] = {}  # forgotten while under way -> bytes of their fragments
-        self.packets_from = 0.0  # when packets may be asked for
+        self.packets_from = 0.0  # when packets may be asked for; a lease that is here ends the wait
 
     def up(self, flow: int, credit: int, rtt: float, now: float) -> None:
         """Start using a flow; attaching it to the session took `rtt` seconds."""
@@ -254,6 +254,8 @@ class PeerTransfers:
                 except (TransportError, OSError) as error:
                     download.error = error
                     download.begun.clear()
+                if download.done and download.name.startswith("lease/"):
+                    self.packets_from = 0.0
         elif isinstance(message, messages.NoObject) and message.name in self.downloads:
             self.downloads[message.name].refused = message.reason
             self._drop_all(up=False, name=message.name)

@@ -442,8 +442,8 @@ class DealerWire:
         """Try the next route of this dial; without any, it has failed."""
         probed, left = self._probed[flow], self._connecting[flow] - time.monotonic()
         self.hang_up(flow)
-        why = too_slow if left < HANDSHAKE_S - SLOW_S else no_key
-        failed = probed.failed | {probed.route: why(probed.route)}
+        slow = left < HANDSHAKE_S - SLOW_S
+        failed = probed.failed | {probed.route: not_proven(probed.route, slow)}
         if not probed.others:
             return [Disconnected(flow, Unreachable.of([*failed.values()]))]
         self._try(flow, probed.others, failed)
@@ -533,24 +533,13 @@ def no_memory(route: Route) -> Unreachable:
     return Unreachable(route.host, route.port, "tcp", why)
 
 
-def no_key(route: Route) -> Unreachable:
-    return Unreachable(
-        route.host,
-        route.port,
-        "key",
-        f"something answers at {route}, but it does not hold the server key of the run URL: another program, "
-        "another run, or a hub that was started anew",
-    )
-
-
-def too_slow(route: Route) -> Unreachable:
-    return Unreachable(
-        route.host,
-        route.port,
-        "handshake",
-        f"something answers at {route}, but has not proven its key within {HANDSHAKE_S:.0f} s: that hub or a "
-        "line to it is overloaded, or another program listens there",
-    )
+def not_proven(route: Route, slow: bool = False) -> Unreachable:
+    """Make the error of a handshake that did not prove the server's key, or not in time."""
+    lacks = "it does not hold the server key of the run URL: another program, another run, or a hub that was "
+    late = f"has not proven its key within {HANDSHAKE_S:.0f} s: that hub or a line to it is overloaded, or "
+    why = late + "another program listens there" if slow else lacks + "started anew"
+    layer = "handshake" if slow else "key"
+    return Unreachable(route.host, route.port, layer, f"something answers at {route}, but {why}")
 
 
 def try_route(route: Route, server_key: str, keys: CurveKeys | None = None, timeout: float = 10.0) -> float:
@@ -563,7 +552,7 @@ def try_route(route: Route, server_key: str, keys: CurveKeys | None = None, time
         while (left := started + timeout - time.monotonic()) > 0:
             for event in wire.poll(left):
                 if isinstance(event, Disconnected):
-                    raise event.error or no_key(route)
+                    raise event.error or not_proven(route)
                 return time.monotonic() - started
     finally:
         wire.close()

@@ -26,7 +26,7 @@ class Line:
             messages.Round(n, n, 9, ["ann"], 4, True, spans=spans, rung=rung) for n, rung in enumerate(rungs)
         ]
         self.reports: list[messages.Report] = []
-        self.lease_first = list[bool]().append
+        self.leases_first = list[bool]().append
 
     def next_round(self) -> messages.Round:
         return self.rounds.pop(0)

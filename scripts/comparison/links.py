@@ -14,8 +14,9 @@ loopback device, or, of those that send little, over lines without a limit. A ro
 and replaces the older one of its system and speed.
 
 A run of cocktail goes through the speeds in their order, and at each through the numbers of peers: those that
-leave are killed, those that come join again. `followed` rounds after a change of lines or peers its rung, and
-the share of the time that devices compute, are what they are in the rounds that count.
+leave are killed, those that come join again. `followed` rounds after a change of lines, or after the round from
+which all peers take part, its rung, and the share of the time that devices compute, are what they are in the
+rounds that count.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ SPEEDS = {  # Mbit/s: down, up
     "50": (50.0, 50.0),
     "20": (20.0, 20.0),
     "100 down, 20 up": (100.0, 20.0),
+    "200": (200.0, 200.0),  # these two are held back: no setting was chosen on them
+    "40 down, 10 up": (40.0, 10.0),
 }
 WAITED = 20.0  # seconds; a larger model whose exchange takes longer is not measured
 LEARNT, COUNTED = 40, 10  # rounds of cocktail on a new line: until rung, aggregators, K have settled; counted
@@ -199,8 +202,8 @@ def rounds_of(run: systems.Cocktail, counted: range) -> Line:
 
 
 def followed(run: systems.Cocktail, changed: int, counted: range) -> int:
-    """Count the rounds from a change until all peers take part, the rung stays that of the rounds that count,
-    and a step takes hardly longer than in them."""
+    """Count the rounds after a change, from the first in which all peers take part, until the rung stays that
+    of the rounds that count and a step takes hardly longer than in them."""
     there = max(changed, *(peer.heard("round")[0]["round"] for peer in run.peers))
     rungs = {row["round"]: row["rung"] for row in run.hub.heard("step")}
     since, step_s = counted.start, rounds_of(run, counted)["step_s"] / NEAR
@@ -208,7 +211,7 @@ def followed(run: systems.Cocktail, changed: int, counted: range) -> int:
         since -= 1
     while since < counted.start and rounds_of(run, range(since, since + WINDOW))["step_s"] > step_s:
         since += 1
-    return since - changed
+    return since - there
 
 
 def main() -> None:

@@ -174,7 +174,7 @@ class Cocktail:
         return self.members[-1]
 
     def join(self, member: str) -> Process:
-        args = ["join", self.url, "--name", member, "--device", "cpu", "-y", "--json"]
+        args = ["join", self.url, "--name", member, "--device", "cpu", "-y", "--json", "--wait", "10m"]
         args += ["--listen", f"{address(member)}:29401"] if SHARDS in self.keys else []
         return self._start(member, args=args, sample_s=self.sample_s)
 

@@ -417,9 +417,10 @@ class PackedUpdate:
         return torch.from_numpy(found)
 
 
-def sampled(packet: bytes) -> int:
+def sampled(packet: Bytes) -> int:
     """Read m, the length of the vector that a packet is of; 0 where there is no header."""
-    return int(BODY.unpack_from(packet, HEAD.size)[0]) if len(packet) >= HEAD.size + BODY.size else 0
+    front = bytes(packet[: HEAD.size + BODY.size])
+    return int(BODY.unpack_from(front, HEAD.size)[0]) if len(front) == HEAD.size + BODY.size else 0
 
 
 def decode_packed(packet: bytes, m: int, most: int | None = None) -> PackedUpdate | Update:

@@ -27,7 +27,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from compress import Cocktail, PacketError, Shard, decode_windows, fingerprint, split
+from compress import Cocktail, PacketError, Shard, decode_windows, fingerprint, sampled, split
 from compress.coding import Bytes, FileSlice
 from compress.packet import window_memory
 from compress.sampling import Schedule
@@ -306,7 +306,7 @@ class Fold:
             takes = 0  # one shard is open at a time
             with _names_round(self.start + i):
                 for shard, part in zip(shards, self._shard_packets(i), strict=True):
-                    takes = max(takes, window_memory(part, self._schedule(i, shard).m) if len(part) else 0)
+                    takes = max(takes, window_memory(part, sampled(part)) if len(part) else 0)
             if i > first and takes > room:
                 yield first, i
                 first, room = i, self.budget - WINDOW_MEMORY
@@ -320,10 +320,13 @@ class Fold:
     def _cursor(self, i: int, shard: Shard, part: Bytes) -> PacketCursor:
         self._poll()
         with _names_round(self.start + i):
-            return PacketCursor(self.start + i, self._schedule(i, shard), part)
+            return PacketCursor(self.start + i, self._schedule(i, shard, part), part)
 
-    def _schedule(self, i: int, shard: Shard) -> Schedule:
-        return self.mix.schedule(shard.size, shard.seed, self.start + i)
+    def _schedule(self, i: int, shard: Shard, part: Bytes) -> Schedule:
+        """Schedule a round's sample of a shard, of the p that its packet says by its m."""
+        round = self.start + i
+        mix = self.mix.of_length(shard.size, shard.seed, round, sampled(part))
+        return mix.schedule(shard.size, shard.seed, round)
 
     def _poll(self) -> None:
         if self.stop():

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -304,9 +305,14 @@ class Swarm:
         return [event for event in self.memory.events if isinstance(event, kind)]
 
     def audit(self) -> None:
-        """Every packet is there, and every sample was counted exactly once. Raises LedgerError otherwise."""
+        """Every packet is there, and every sample was counted exactly once. Raises LedgerError otherwise. The
+        weights that the host writes are those of x'."""
         with Ledger(self.folder / "ledger", write=False) as ledger:
             ledger.verify(complete=True)
+        committed = CommittedModel(self.recipe, self.base.folder, self.folder)
+        with TemporaryDirectory() as folder, committed.fold() as found:
+            written = found.write(Path(folder))
+        assert written == committed.load().global_model.fingerprint
 
     def folded(self) -> Tensor:
         """x' as whoever only reads the ledger has it."""

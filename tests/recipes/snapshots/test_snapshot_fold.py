@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,18 @@ MIX = Cocktail(random_ratio=0.3, topk_ratio=0.2, quant_bits=4, block_size=64)
 
 
 def packets_of(mix: Cocktail, size: int, rounds: range, seed: int = 7) -> list[bytes]:
-    """Packets that aggregators might have sent in these rounds; of several shards one has not moved in
-    each round.
+    """Packets that aggregators might have sent in these rounds, of each p of the run in turn; of several
+    shards one has not moved in each round.
     """
     made = []
     for round in rounds:
         noise, parts = torch.Generator().manual_seed(round), []
+        ratios = mix.random_ratios or (mix.random_ratio,)
+        own = replace(mix, random_ratio=ratios[round % len(ratios)])
         for shard in mix.cut(size, seed):
-            m = mix.draw(shard.size, shard.seed, round).m
+            m = own.draw(shard.size, shard.seed, round).m
             moved = mix.shards == 1 or round % mix.shards != shard.number
-            parts.append(mix.encode(0.01 * torch.randn(m, generator=noise)).packet if moved else b"")
+            parts.append(own.encode(0.01 * torch.randn(m, generator=noise)).packet if moved else b"")
         made.append(join(parts))
     return made
 
@@ -256,12 +259,27 @@ def test_parameters_are_counted_without_loading_a_weight(bases, tmp_path, name: 
     at=st.integers(0, 6),
     budget=st.sampled_from([0, 1 << 30]),
     shards=st.sampled_from([1, 3]),
+    other=st.sampled_from([0.0, 0.05, 0.4]),
 )
-def test_the_sweep_is_the_fold_whatever_the_windows_the_batches_and_the_shards(
-    size: int, p: float, kind: Any, keep: float, bits: int, rounds: int, at: int, budget: int, shards: int
+def test_the_sweep_is_the_fold_whatever_the_windows_the_batches_the_shards_and_the_rungs(
+    size: int,
+    p: float,
+    kind: Any,
+    keep: float,
+    bits: int,
+    rounds: int,
+    at: int,
+    budget: int,
+    shards: int,
+    other: float,
 ) -> None:
     mix = Cocktail(
-        random_ratio=p, topk_ratio=keep, quant_bits=bits, sample_kind=kind, shards=min(shards, size)
+        random_ratio=p,
+        topk_ratio=keep,
+        quant_bits=bits,
+        sample_kind=kind,
+        shards=min(shards, size),
+        random_ratios=(p, other) if other else (),
     )
     vector = torch.randn(size, generator=torch.Generator().manual_seed(1))
     packets = packets_of(mix, size, range(100, 100 + rounds))

@@ -116,6 +116,7 @@ CODES = {
     "recipes.ForeignSamples": "rejected",
     "recipes.DataError": "dataset_invalid",
     "recipes.ForeignPacket": "rejected",
+    "recipes.WrongFold": "altered",
     "recipes.ModelError": "model_invalid",
     "recipes.InputError": "recipe_invalid",
     "recipes.HubUnreachable": "unreachable",
@@ -188,6 +189,7 @@ HUB_HINT = "the run may be paused (`join --wait 12h` waits) or over, or its port
 # What to do about an error of a room that says nothing of its own, by class or code.
 REMEDIES = {
     "recipes.DataError": "mend the data there; `cocktail preview RECIPE` reads them again in seconds",
+    "recipes.WrongFold": "`cocktail verify RUN` says what differs; put `ledger` and `base` back from a copy",
     "recipes.ModelError": "--model: the id of a model on the hub, or a folder as save_pretrained writes it",
     "recipes.HubUnreachable": "try again; HF_HUB_OFFLINE=1 uses what is on this disk; or give a local path",
     "recipes.PartLost": "start that machine again, and the first one, if it does not join again by itself",

@@ -256,7 +256,7 @@ class Fold:
     def _sweep(self, file: BinaryIO, start: int) -> int:
         """Write the vector from byte `start` on, a batch of packets at a time; its fingerprint."""
         shards, number = self.mix.cut(self.source.layout.size, self.seed), 0
-        batches, done = list(self._batches(shards)), 0
+        batches, done = list(self._batches()), 0
         for first, last in batches:
             checked, number = 0, 0
             mark = self.known.round - self.start - first if self.known else -1  # checked before this packet
@@ -299,13 +299,13 @@ class Fold:
                 cursor.add(window, standing)
         return checked
 
-    def _batches(self, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+    def _batches(self) -> Iterator[tuple[int, int]]:
         """Ranges of packets, not empty, that fit the memory budget; of no packets one empty range."""
         first, room = 0, self.budget - WINDOW_MEMORY
         for i in range(len(self.packets)):
             takes = 0  # one shard is open at a time
             with _names_round(self.start + i):
-                for shard, part in zip(shards, self._shard_packets(i), strict=True):
+                for part in self._shard_packets(i):
                     takes = max(takes, window_memory(part, sampled(part)) if len(part) else 0)
             if i > first and takes > room:
                 yield first, i

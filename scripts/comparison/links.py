@@ -14,9 +14,9 @@ loopback device, or, of those that send little, over lines without a limit. A ro
 and replaces the older one of its system and speed.
 
 A run of cocktail goes through the speeds in their order, and at each through the numbers of peers: those that
-leave are killed, those that come join again. `followed` rounds after a change of lines, or after the round from
-which all peers take part, its rung, and the share of the time that devices compute, are what they are in the
-rounds that count.
+leave are killed, those that come join again. `followed` rounds after a change of lines, or after the first
+round with all peers, its rung, and the share of the time that devices compute, are what they are in those
+that count.
 """
 
 from __future__ import annotations

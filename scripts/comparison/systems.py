@@ -105,12 +105,9 @@ class Ranks:
     def start_lighthouse(self) -> None:
         """Start torchft's own, on a line without a limit; a step needs `least` peers, all unless told."""
         self.asked = {"least": self.world, "lighthouse": f"http://{address('hub')}:{LIGHTHOUSE}"} | self.asked
-        command = [
-            str(Path(self.system.python).with_name("torchft_lighthouse")),
-            "--join_timeout_ms",
-            "10000",
-        ]
-        self.lighthouse = Process([*command, "--min_replicas", str(self.asked["least"])], "hub")
+        command = Path(self.system.python).with_name("torchft_lighthouse")
+        asked = ["--join_timeout_ms", "10000", "--min_replicas", str(self.asked["least"])]
+        self.lighthouse = Process([str(command), *asked], "hub")
 
     def start(self, member: str) -> Process:
         rank, first = len(self.ranks), self.ranks[0] if self.ranks else None

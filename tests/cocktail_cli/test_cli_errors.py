@@ -13,6 +13,7 @@ import pytest
 from cocktail_cli.errors import EXIT, Failure, Problem, explain, is_fault, writing_to
 from cocktail_cli.main import command_table, options_of, run
 from recipes.errors import DataError, ForeignPacket, ForeignSamples, HubUnreachable, ModelError, RecipeError
+from recipes.snapshots import WrongFold
 from transport.protocol import (
     AddressInUse,
     LinkLost,
@@ -36,6 +37,7 @@ CASES = [
     Case(RecipeError([Problem("a.yaml", 3, "training.lr", "no such key")]), 3),
     Case(DataError("rows.jsonl:7 is no JSON"), 3),
     Case(ModelError("no such model folder: x"), 3),
+    Case(WrongFold("the packet of round 3: its checksum does not match"), 9),
     Case(AddressInUse("0.0.0.0", 29400, "in use"), 4),
     Case(Unreachable("h", 1, "tcp", "refused"), 5),
     Case(HubUnreachable("no answer"), 5),

@@ -13,13 +13,7 @@ from transport.protocol import RunEnded
 
 pytestmark = pytest.mark.slow
 
-SQL = (
-    "BEGIN",
-    "INSERT OR REPLACE IN",
-    "DELETE FROM leased",
-    "PRAGMA user_version",
-    "COMMIT",
-)
+SQL = ("BEGIN", "INSERT OR REPLACE IN", "DELETE FROM leased", "PRAGMA user_version", "COMMIT")
 FILES = (
     "writing updates.log",
     "writing packets.log",

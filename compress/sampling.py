@@ -28,6 +28,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -195,7 +196,7 @@ class Schedule:
         """Units of the full vector."""
         return -(-self.n // self.block_size)
 
-    @property
+    @cached_property
     def m(self) -> int:
         """Length of the sampled vector."""
         size = (self.last - self.first) * self.block_size
@@ -244,6 +245,7 @@ def one_range(n: int, start: int, stop: int, block_size: int = RANGE) -> Sample:
     return Sample(n, block_size, units, stop - start)
 
 
+@lru_cache(maxsize=256)
 def schedule(
     n: int, random_ratio: float, block_size: int, seed: int, round: int, in_order: bool = False
 ) -> Schedule:

@@ -37,7 +37,7 @@ from transport.protocol import LedgerDamaged, LedgerError, UpdateRejected, Weigh
 if TYPE_CHECKING:
     from recipes.algorithm import AggregateStep, Aggregator
 
-LEAST_LOG = 64 << 20  # bytes of updates before e itself is saved; twice the size of e, if that is more
+LEAST_LOG = 8 << 20  # bytes of updates, replayed at a start, before e is saved; twice the size of e, if more
 GO_ON_WITHOUT = "or go on without it: cocktail resume RUN --drop-error-feedback"
 
 log = logging.getLogger(__name__)

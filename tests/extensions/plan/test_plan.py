@@ -87,7 +87,7 @@ def test_a_plan_says_what_host_and_peer_need_on_their_disks(cocktail: Run) -> No
 
     assert many["host"]["packets"] == pytest.approx(1000 * few["host"]["packets"])
     assert few["host"]["updates"] == pytest.approx(4 * few["host"]["packets"], rel=0.01)
-    assert many["host"]["updates"] == (64 << 20) + vector, "of the last rounds, and the error feedback itself"
+    assert many["host"]["updates"] == (8 << 20) + vector, "of the last rounds, and the error feedback itself"
     assert few["peer"] == {"base": 4_051_968, "checkpoint": 4 * vector}
 
 

@@ -20,15 +20,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_463,
+    "lines with code, heart": 29_459,
     "lines with code, extensions": 17_197,
-    "lines with code, scripts": 10_428,
-    "lines with code, tests": 47_472,
+    "lines with code, scripts": 10_427,
+    "lines with code, tests": 47_471,
     "modules": 297,
     "recipe keys": 117,
     "options": 198,
     "messages": 30,
-    "words of documents": 54_015,
+    "words of documents": 53_996,
     "functions without a docstring, %": 21,
 }
 
